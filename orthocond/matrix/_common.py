@@ -1,0 +1,76 @@
+"""What every matrix function shares: input checks, the symmetric part, and when values may be read."""
+
+import torch
+from torch import Tensor
+
+
+def check_floating(a: object, name: str) -> Tensor:
+    """Return ``a`` if it is a real floating-point tensor, else raise a `TypeError` that says what to do."""
+    if not isinstance(a, Tensor):
+        raise TypeError(f"{name} needs a torch.Tensor; got {type(a).__name__}. Convert it with torch.as_tensor.")
+    if a.is_complex():
+        raise TypeError(f"{name} needs real matrices; got {a.dtype}. Complex matrices are not supported.")
+    if not a.is_floating_point():
+        raise TypeError(
+            f"{name} needs floating-point matrices; got {a.dtype}. Convert them with .float() or .double()."
+        )
+    return a
+
+
+def check_square(a: object, name: str) -> Tensor:
+    """Return ``a`` if it is a batch ``(*, n, n)`` of real matrices, else raise."""
+    a = check_floating(a, name)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(
+            f"{name} needs square matrices (*, n, n); got shape {tuple(a.shape)}. "
+            "Of a feature matrix x of shape (d, N), pass its covariance, torch.cov(x)."
+        )
+    return a
+
+
+def check_not_negative(value: float, name: str) -> float:
+    """Return ``value`` if it is a finite number of at least 0, else raise a `ValueError`."""
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} needs a finite number of at least 0; got {value!r}.")
+    return float(value)
+
+
+def check_choice(value: str, name: str, choices: tuple[str, ...]) -> None:
+    """Raise a `ValueError` that lists the choices if ``value`` is none of them."""
+    if value not in choices:
+        raise ValueError(f"{name} needs one of {', '.join(map(repr, choices))}; got {value!r}.")
+
+
+def check_count(value: int, name: str, least: int) -> None:
+    """Raise a `ValueError` if ``value`` is not an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} needs an integer of at least {least}; got {value!r}.")
+
+
+def symmetric_part(a: Tensor) -> Tensor:
+    """Return ``(A + Aᵀ) / 2``."""
+    return (a + a.mT) / 2
+
+
+def add_ridge(a: Tensor, eps: float) -> Tensor:
+    """Return ``A + eps I``."""
+    if eps == 0:
+        return a
+    return a + eps * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in: no decomposition exists for half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def look(flag: Tensor) -> bool | None:
+    """Read a one-element tensor; None where values cannot be read (torch.compile, torch.export, vmap)."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return bool(flag)
+    except RuntimeError as error:
+        if "vmap" in str(error):
+            return None
+        raise

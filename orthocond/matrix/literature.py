@@ -1,0 +1,142 @@
+r"""The SVD layer of the literature: the gradient of appendix A and the remedies for its 1/(λi - λj).
+
+They are here to be compared with; `Eigh` is right where each of them is not.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from orthocond.matrix import decompose
+from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_count, look, symmetric_part
+from orthocond.matrix.solver import Solver
+
+_GRADIENTS = ("plain", "truncated", "top", "taylor", "pade")
+
+
+@dataclass(frozen=True)
+class SVD(Solver):
+    r"""Singular value decomposition with a gradient of the literature (paper: appendix A).
+
+    The gradient is :math:`U (K^T \circ (U^T \partial l/\partial U) + \operatorname{diag}(\partial l/\partial \lambda))
+    U^T`, symmetrised, with :math:`K_{ij} = 1 / (\lambda_i - \lambda_j)`, which explodes for close eigenvalues, or one
+    of the remedies. All keep K antisymmetric and 0 at exact ties. Differentiable once; use `Eigh` for exact results.
+
+    Attributes:
+        gradient: What K is.
+
+            * ``"plain"``: :math:`1 / (\lambda_i - \lambda_j)`. The releases replace the infinities of ties by the
+              largest float.
+            * ``"truncated"``: the plain one, clipped to ±1e10. The releases give both entries of a tied pair the same
+              sign, which makes the gradient wrong by eight orders of magnitude; here they are 0.
+            * ``"top"``: only the ``keep`` largest eigenvalues and their vectors carry gradient. The releases
+              overwrite the last 50 eigenvalues with machine epsilon instead, which ties them.
+            * ``"taylor"``: :math:`\sum_{k=0}^{K} x^k / \lambda_{max}`, with x the ratio of the smaller to the larger
+              eigenvalue of the pair and K the ``degree``; 9 and 100 are the degrees of the literature. Bounded, biased.
+              The releases give both entries of a tied pair the same sign.
+            * ``"pade"``: what the paper uses. Its [50/50] approximant of 1/(1 - x) is 1/(1 - x) itself, since that is
+              a rational function already: this is the plain gradient, except for pairs with 1 - x below 1e-12, where
+              the releases' coefficients are rounding noise and here K is 0.
+        degree: Degree K of ``"taylor"``.
+        keep: Number of eigenvalues of ``"top"``; None keeps all but 50, as the releases do (all, if there are at most
+            50).
+        precision: ``"float64"``, as the releases, or ``"input"``.
+
+    Eigenvalues at or below machine epsilon are set to it, as in the releases.
+    """
+
+    gradient: str = "plain"
+    degree: int = 9
+    keep: int | None = None
+    precision: str = "float64"
+
+    def __post_init__(self) -> None:
+        check_choice(self.gradient, "SVD(gradient=...)", _GRADIENTS)
+        check_choice(self.precision, "SVD(precision=...)", ("float64", "input"))
+        check_count(self.degree, "SVD(degree=...)", 0)
+        if self.keep is not None:
+            check_count(self.keep, "SVD(keep=...)", 1)
+
+    def roots(self, a: Tensor, eps: float, kinds: tuple[str, ...]) -> tuple[Tensor, ...]:
+        """See `Solver.roots`."""
+        work = torch.float64 if self.precision == "float64" else at_least_float32(a.dtype)
+        p = add_ridge(symmetric_part(a.to(work)), eps)
+        values, u = decompose.svd(p.detach())
+        self._check_definite(p.detach(), values, a.dtype)
+        values = values.clamp(min=torch.finfo(work).eps)
+        return tuple(_SVDRoot.apply(p, values, u, kind == "inv_sqrt", self).to(a.dtype) for kind in kinds)
+
+    def _check_definite(self, p: Tensor, values: Tensor, dtype: torch.dtype) -> None:
+        """The sum of the singular values is the trace if, and only if, no eigenvalue is negative."""
+        total = values.sum(-1)
+        trace = p.diagonal(dim1=-2, dim2=-1).sum(-1)
+        if look((total - trace <= torch.finfo(dtype).eps ** 0.5 * total).all()) is False:
+            decompose.check_finite_batch(p)
+            raise ValueError(
+                "Square roots need positive semi-definite matrices; the singular values of at least one matrix add up "
+                "to more than its trace, so it has negative eigenvalues. Pass a covariance or a @ a.mT."
+            )
+
+    def inverse_gaps(self, values: Tensor) -> Tensor:
+        """The matrix K for descending eigenvalues ``(*, n)``, diagonal 0."""
+        n = values.shape[-1]
+        rows, columns = values.unsqueeze(-1), values.unsqueeze(-2)
+        gap = rows - columns
+        if self.gradient in ("taylor", "pade"):
+            larger = torch.maximum(rows, columns)
+            ratio = torch.minimum(rows, columns) / larger
+            k = gap.sign() / larger * self._geometric_sum(ratio)
+        else:
+            k = torch.where(gap == 0, 0, 1 / gap)
+        if self.gradient == "truncated":
+            k = k.clamp(-1e10, 1e10)
+        if self.gradient == "top":
+            kept = torch.arange(n, device=values.device) < self.kept(n)
+            k = k * (kept.unsqueeze(-1) & kept.unsqueeze(-2))
+        return k
+
+    def _geometric_sum(self, ratio: Tensor) -> Tensor:
+        """1 + x + x² + ... for a ratio x in [0, 1]: to the degree for "taylor", to its limit 1/(1-x) for "pade"."""
+        if self.gradient == "pade":
+            return torch.where(1 - ratio < 1e-12, 0, 1 / (1 - ratio))
+        # (1 - x^(K+1)) / (1 - x) without cancellation near x = 1.
+        log = ratio.log()
+        return torch.where(ratio == 1, self.degree + 1.0, torch.expm1((self.degree + 1) * log) / torch.expm1(log))
+
+    def kept(self, n: int) -> int:
+        """How many eigenvalues of n carry gradient."""
+        if self.gradient != "top":
+            return n
+        if self.keep is None:
+            return n - 50 if n > 50 else n
+        return min(self.keep, n)
+
+
+class _SVDRoot(Function):
+    """The forward and backward pass of appendix A, term by term."""
+
+    @staticmethod
+    def forward(p: Tensor, values: Tensor, u: Tensor, inverse: bool, solver: SVD) -> Tensor:
+        power = -0.5 if inverse else 0.5
+        return (u * values.pow(power).unsqueeze(-2)) @ u.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, values, u, ctx.inverse, ctx.solver = inputs
+        ctx.save_for_backward(values, u)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        values, u = ctx.saved_tensors
+        power = -0.5 if ctx.inverse else 0.5
+        grad_u = (g + g.mT) @ (u * values.pow(power).unsqueeze(-2))
+        grad_values = power * values.pow(power - 1) * (u * (g @ u)).sum(-2)
+        n = values.shape[-1]
+        kept = torch.arange(n, device=u.device) < ctx.solver.kept(n)
+        inner = ctx.solver.inverse_gaps(values).mT * (u.mT @ grad_u) + torch.diag_embed(grad_values * kept)
+        return symmetric_part(u @ inner @ u.mT), None, None, None, None

@@ -1,0 +1,17 @@
+import pytest
+import torch
+
+import orthocond
+
+
+@pytest.fixture(autouse=True)
+def _quiet_machine():
+    """One thread: small decompositions are slower with two, and results do not depend on the machine."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    orthocond.solver_failures.reset()
+
+
+@pytest.fixture(autouse=True)
+def _names(doctest_namespace):
+    doctest_namespace["torch"] = torch
