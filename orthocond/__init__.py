@@ -10,6 +10,7 @@ from orthocond.matrix import (
     SquareRoots,
     Taylor,
     inv_sqrtm,
+    matrix_view,
     polar,
     solver_failures,
     sqrtm,
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     # matrix functions
     "inv_sqrtm",
+    "matrix_view",
     "polar",
     "sqrtm",
     "square_roots",

@@ -12,6 +12,7 @@ from orthocond.matrix.literature import SVD
 from orthocond.matrix.polar import polar
 from orthocond.matrix.solver import Solver
 from orthocond.matrix.spectral import Eigh
+from orthocond.matrix.view import matrix_view
 
 __all__ = [
     "SVD",
@@ -23,6 +24,7 @@ __all__ = [
     "SquareRoots",
     "Taylor",
     "inv_sqrtm",
+    "matrix_view",
     "polar",
     "solver_failures",
     "sqrtm",
