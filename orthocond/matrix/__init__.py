@@ -67,7 +67,7 @@ def sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
         RuntimeError: If the decomposition fails in all its attempts.
 
     Accuracy:
-        Relative error of about machine epsilon, of float64 where the condition number is above 1e4.
+        Relative error of about machine epsilon, of float64 where the condition number is above 1e3.
 
     Example:
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
@@ -106,7 +106,7 @@ def inv_sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
         RuntimeError: If the decomposition fails in all its attempts.
 
     Accuracy:
-        Relative error of about machine epsilon times the condition number, of float64 where that is above 1e4.
+        Relative error of about machine epsilon times the condition number, of float64 where that is above 1e3.
 
     Example:
         >>> a = torch.eye(2, requires_grad=True)  # repeated eigenvalues: autograd through torch.linalg.eigh gives nan

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_count, symmetric_part
-from orthocond.matrix.solver import Solver
+from orthocond.matrix.solver import DifferentiableOnce, Solver
 
 # Steps of the sign iteration that solves the Lyapunov equation of the backward pass, as in the literature. A step
 # multiplies a small eigenvalue of the normalised root by 1.5: those below 1.5^-8 = 0.04 do not converge.
@@ -159,19 +158,21 @@ class _LyapunovRoot(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.kind = inputs[1]
-        ctx.save_for_backward(output)
+        p, ctx.kind, solver = inputs
+        ctx.name = type(solver).__name__
+        ctx.save_for_backward(p, output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (root,) = ctx.saved_tensors
-        g = symmetric_part(g)
-        if ctx.kind == "inv_sqrt":
-            # With S = A^-1/2, the gradient X solves S X + X S = -S² g S².
-            inverse = root @ root
-            g = -(inverse @ g @ inverse)
-        return _solve_lyapunov(root, g), None, None
+        p, root = ctx.saved_tensors
+        with torch.no_grad():
+            h = symmetric_part(g)
+            if ctx.kind == "inv_sqrt":
+                # With S = A^-1/2, the gradient X solves S X + X S = -S² g S².
+                inverse = root @ root
+                h = -(inverse @ h @ inverse)
+            gradient = _solve_lyapunov(root, h)
+        return DifferentiableOnce.apply(gradient, p, g, ctx.name), None, None
 
 
 def _solve_lyapunov(q: Tensor, g: Tensor) -> Tensor:

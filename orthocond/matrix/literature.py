@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from orthocond.matrix import decompose
 from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_count, look, symmetric_part
-from orthocond.matrix.solver import Solver
+from orthocond.matrix.solver import DifferentiableOnce, Solver
 
 _GRADIENTS = ("plain", "truncated", "top", "taylor", "pade")
 
@@ -126,17 +125,22 @@ class _SVDRoot(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, values, u, ctx.inverse, ctx.solver = inputs
-        ctx.save_for_backward(values, u)
+        *tensors, ctx.inverse, ctx.solver = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        values, u = ctx.saved_tensors
-        power = -0.5 if ctx.inverse else 0.5
-        grad_u = (g + g.mT) @ (u * values.pow(power).unsqueeze(-2))
-        grad_values = power * values.pow(power - 1) * (u * (g @ u)).sum(-2)
-        n = values.shape[-1]
-        kept = torch.arange(n, device=u.device) < ctx.solver.kept(n)
-        inner = ctx.solver.inverse_gaps(values).mT * (u.mT @ grad_u) + torch.diag_embed(grad_values * kept)
-        return symmetric_part(u @ inner @ u.mT), None, None, None, None
+        p, values, u = ctx.saved_tensors
+        with torch.no_grad():
+            gradient = _appendix_gradient(g, values, u, ctx.inverse, ctx.solver)
+        return DifferentiableOnce.apply(gradient, p, g, "SVD"), None, None, None, None
+
+
+def _appendix_gradient(g: Tensor, values: Tensor, u: Tensor, inverse: bool, solver: SVD) -> Tensor:
+    power = -0.5 if inverse else 0.5
+    grad_u = (g + g.mT) @ (u * values.pow(power).unsqueeze(-2))
+    grad_values = power * values.pow(power - 1) * (u * (g @ u)).sum(-2)
+    n = values.shape[-1]
+    kept = torch.arange(n, device=u.device) < solver.kept(n)
+    inner = solver.inverse_gaps(values).mT * (u.mT @ grad_u) + torch.diag_embed(grad_values * kept)
+    return symmetric_part(u @ inner @ u.mT)

@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
+from torch.autograd import Function
 
 
 @dataclass(frozen=True)
@@ -25,3 +27,26 @@ class Solver(ABC):
         Returns:
             One tensor ``(*, n, n)`` of the dtype of ``a`` for each kind, in that order.
         """
+
+
+class DifferentiableOnce(Function):
+    """Pass a gradient on, and raise if it is differentiated.
+
+    ``apply(gradient, a, g, name)``: the matrix ``a`` and the incoming gradient ``g`` are what it depends on. (torch's
+    ``once_differentiable`` looks at ``g`` alone and lets a second derivative in ``a`` be dropped in silence.)
+    """
+
+    @staticmethod
+    def forward(gradient: Tensor, a: Tensor, g: Tensor, name: str) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.name = inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"Square roots by {ctx.name}() can be differentiated once; a second derivative was asked for. "
+            "Use Eigh() or NewtonSchulz()."
+        )

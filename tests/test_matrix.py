@@ -1,0 +1,430 @@
+"""Square roots and inverse square roots: values, invariants, gradients, shapes and dtypes, errors, life cycle."""
+
+import dataclasses
+import pickle
+
+import pytest
+import scipy.linalg
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import orthocond as oc
+from tests.helpers import (
+    CASES,
+    gradient,
+    reference_gradient,
+    reference_roots,
+    relative_error,
+    spd,
+    tolerance,
+    with_spectrum,
+)
+
+FUNCTIONS = {"sqrtm": oc.sqrtm, "inv_sqrtm": oc.inv_sqrtm}
+EXACT = {
+    "eigh": oc.Eigh(),
+    "eigh-float64": oc.Eigh(precision="float64"),
+    "eigh-input": oc.Eigh(precision="input"),
+    "svd": oc.SVD(),
+    "svd-pade": oc.SVD(gradient="pade"),
+    "newton-schulz": oc.NewtonSchulz(steps=40),
+    "newton-schulz-frobenius": oc.NewtonSchulz(steps=40, normalize="frobenius"),
+}
+APPROXIMATE = {
+    "truncated": oc.SVD(gradient="truncated"),
+    "top": oc.SVD(gradient="top", keep=4),
+    "taylor9": oc.SVD(gradient="taylor", degree=9),
+    "taylor100": oc.SVD(gradient="taylor", degree=100),
+    "newton-schulz-5": oc.NewtonSchulz(),
+    "pade": oc.Pade(),
+    "taylor-series": oc.Taylor(),
+}
+SOLVERS = EXACT | APPROXIMATE
+
+both_functions = pytest.mark.parametrize("name", FUNCTIONS)
+all_solvers = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+exact_solvers = pytest.mark.parametrize("solver", EXACT.values(), ids=EXACT)
+all_cases = pytest.mark.parametrize("case", CASES)
+
+
+def condition(case: str) -> float:
+    a, eps = CASES[case]
+    return float(oc.spectrum(a, eps=eps).condition.max()) if a.numel() else 1.0
+
+
+# values
+
+
+@all_cases
+@both_functions
+@exact_solvers
+def test_value_in_float64(name, case, solver):
+    a, eps = CASES[case]
+    root, inverse = reference_roots(a, eps)
+    expected = root if name == "sqrtm" else inverse
+    found = FUNCTIONS[name](a, eps=eps, solver=solver)
+    assert found.shape == a.shape
+    assert relative_error(found, expected) <= tolerance(torch.float64, 5, condition(case))
+
+
+@all_cases
+@both_functions
+def test_value_in_float32(name, case):
+    """The oracle is the root of the float32 matrix as it is. At 1e8 that is not a covariance any more (see below)."""
+    a, eps = CASES[case]
+    a = a.float()
+    if case == "cond1e8":
+        q = oc.sqrtm(a)
+        assert relative_error(q @ q, a) < tolerance(torch.float32, 5)
+        assert FUNCTIONS[name](a).isfinite().all()
+        return
+    root, inverse = reference_roots(a, eps)
+    found = FUNCTIONS[name](a, eps=eps)
+    assert found.dtype == torch.float32
+    # The condition number does not enter: "auto" turns to float64 where it would.
+    assert relative_error(found, root if name == "sqrtm" else inverse) < 20 * tolerance(torch.float32, 5)
+
+
+def test_value_against_scipy():
+    a = spd(30, 1e3, seed=3)
+    expected = torch.from_numpy(scipy.linalg.sqrtm(a.numpy()))
+    assert relative_error(oc.sqrtm(a), expected) < 1e-12
+
+
+@pytest.mark.parametrize("precision", ["auto", "float64"])
+def test_float32_condition_1e6_needs_float64(precision):
+    """Why "auto" exists: the float32 gradient is wrong by several per cent at 1e6, that of "auto" is not."""
+    a = spd(12, 1e6).float()
+    g = torch.randn(12, 12, generator=torch.Generator().manual_seed(1))
+    expected = reference_gradient(a, g, inverse=True)
+    good = gradient(oc.inv_sqrtm, a, g, solver=oc.Eigh(precision=precision))
+    bad = gradient(oc.inv_sqrtm, a, g, solver=oc.Eigh(precision="input"))
+    assert relative_error(good, expected) < 1e-6
+    assert relative_error(bad, expected) > 1e-3
+
+
+def test_both_roots_from_one_decomposition(monkeypatch):
+    calls = []
+    original = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda a: calls.append(a) or original(a))
+    a = spd(4, 10.0, 3)
+    roots = oc.square_roots(a, eps=0.1)
+    assert len(calls) == 1
+    torch.testing.assert_close(roots.sqrt, oc.sqrtm(a, eps=0.1))
+    torch.testing.assert_close(roots.inv_sqrt, oc.inv_sqrtm(a, eps=0.1))
+
+
+@all_solvers
+def test_both_roots_with_every_solver(solver):
+    a = spd(4, 10.0, 3)
+    roots = oc.square_roots(a, eps=0.1, solver=solver)
+    torch.testing.assert_close(roots.sqrt, oc.sqrtm(a, eps=0.1, solver=solver))
+    torch.testing.assert_close(roots.inv_sqrt, oc.inv_sqrtm(a, eps=0.1, solver=solver))
+
+
+# invariants
+
+
+@all_cases
+@exact_solvers
+def test_whitens(case, solver):
+    a, eps = CASES[case]
+    n = a.shape[-1]
+    s = oc.inv_sqrtm(a, eps=eps, solver=solver)
+    identity = torch.eye(n, dtype=torch.float64)
+    assert relative_error(s @ (a + eps * identity) @ s, identity.expand_as(a)) <= tolerance(
+        torch.float64, n, condition(case)
+    )
+
+
+@all_solvers
+@both_functions
+def test_result_is_symmetric_and_rotates_with_its_input(name, solver):
+    a = spd(6, 100.0)
+    q, _ = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))
+    found = FUNCTIONS[name](a, solver=solver)
+    torch.testing.assert_close(found, found.mT)
+    torch.testing.assert_close(FUNCTIONS[name](q @ a @ q.mT, solver=solver), q @ found @ q.mT)
+
+
+@both_functions
+@all_solvers
+def test_input_that_is_not_symmetric_means_its_symmetric_part(name, solver):
+    a = spd(4, 10.0)
+    skew = torch.randn(4, 4, dtype=torch.float64)
+    tilted = a + (skew - skew.mT)
+    g = torch.randn(4, 4, dtype=torch.float64)
+    torch.testing.assert_close(FUNCTIONS[name](tilted, solver=solver), FUNCTIONS[name](a, solver=solver))
+    found = gradient(FUNCTIONS[name], tilted, g, solver=solver)
+    torch.testing.assert_close(found, found.mT)
+    torch.testing.assert_close(found, gradient(FUNCTIONS[name], a, g, solver=solver))
+
+
+def test_pseudo_inverse_where_singular():
+    a = with_spectrum([0.0, 0.0, 1.0, 4.0])
+    torch.testing.assert_close(oc.inv_sqrtm(a) @ oc.inv_sqrtm(a), torch.linalg.pinv(a, hermitian=True))
+
+
+def test_zero_matrix_gives_zero():
+    a = torch.zeros(2, 3, 3, requires_grad=True)
+    for found in oc.square_roots(a):
+        assert (found == 0).all()
+        (grad,) = torch.autograd.grad(found.sum(), a)
+        assert (grad == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("d", "samples"), [(64, 27), (256, 49)])
+def test_rank_deficient_covariance_has_no_noise_directions(d, samples, dtype):
+    """The root of a covariance of fewer samples than features vanishes off the features' span."""
+    x = torch.randn(d, samples, dtype=dtype)
+    x = x - x.mean(-1, keepdim=True)
+    root = oc.sqrtm(x @ x.mT / samples)
+    basis = torch.linalg.svd(x.double())[0][:, samples - 1 :]
+    assert float((root.double() @ basis).norm() / root.norm()) < tolerance(dtype, 64)
+
+
+# gradients
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c not in ("cond1e8", "empty-batch")])
+@both_functions
+def test_gradient_by_finite_differences(name, case):
+    a, eps = CASES[case]
+    a = a.clone().requires_grad_()
+    function = FUNCTIONS[name]
+    assert gradcheck(lambda x: function(x, eps=eps), a, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(lambda x: function(x, eps=eps), a, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0, 2.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 3.0]], ids=str)
+@both_functions
+def test_gradient_at_zero_eigenvalues_with_a_rank_tolerance(name, values):
+    """The tolerance is above the step of the finite differences, so the zero eigenvalues stay left out."""
+    a = with_spectrum(values).requires_grad_()
+    solver = oc.Eigh(rank_tol=1e-3)
+    function = FUNCTIONS[name]
+    assert gradcheck(lambda x: function(x, solver=solver), a, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(lambda x: function(x, solver=solver), a, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("case", ["well", "cond1e4", "cond1e8", "identity", "two-equal", "rank-deficient", "1x1"])
+@both_functions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_against_high_precision(name, case, dtype):
+    a, eps = CASES[case]
+    a = a.to(dtype)
+    if case == "cond1e8" and dtype == torch.float32:
+        a = spd(5, 1e5).float()  # float32 cannot hold a condition number of 1e8
+    g = torch.randn(a.shape, dtype=dtype, generator=torch.Generator().manual_seed(2))
+    expected = reference_gradient(a, g, name == "inv_sqrtm", eps)
+    found = gradient(FUNCTIONS[name], a, g, eps=eps)
+    limit = tolerance(dtype, 5, condition(case)) if dtype == torch.float64 else 200 * tolerance(dtype, 5)
+    assert relative_error(found, expected) < limit
+
+
+@both_functions
+@exact_solvers
+def test_gradient_of_solvers_that_are_exact_on_separated_eigenvalues(name, solver):
+    a = with_spectrum([1.0, 2.0, 4.0, 7.0])
+    g = torch.randn(4, 4, dtype=torch.float64)
+    expected = reference_gradient(a, g, name == "inv_sqrtm")
+    assert relative_error(gradient(FUNCTIONS[name], a, g, solver=solver), expected) < 1e-12
+
+
+@both_functions
+def test_gradient_agrees_with_autograd_through_eigh_on_separated_eigenvalues(name):
+    def composed(a):
+        values, u = torch.linalg.eigh((a + a.mT) / 2)
+        return (u * values.pow(0.5 if name == "sqrtm" else -0.5)) @ u.mT
+
+    a, g = with_spectrum([1.0, 2.0, 4.0, 7.0]), torch.randn(4, 4, dtype=torch.float64)
+    torch.testing.assert_close(gradient(FUNCTIONS[name], a, g), gradient(lambda x: composed(x), a, g))
+
+
+def test_autograd_through_eigh_is_nan_at_a_tie():
+    """The failure that this library exists for; if torch mends it, the docs have to change."""
+    a = torch.eye(3, requires_grad=True)
+    values, u = torch.linalg.eigh(a)
+    ((u * values.rsqrt()) @ u.mT).sum().backward()
+    assert a.grad.isnan().any()
+
+
+@both_functions
+def test_hessian_by_torch_func(name):
+    """Forward over reverse at the identity, where every eigenvalue is tied: d²(x^p) = p (p - 1)."""
+    power = 0.5 if name == "sqrtm" else -0.5
+    hessian = torch.func.hessian(lambda x: FUNCTIONS[name](x).diagonal().sum())(torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(hessian[0, 0, 0, 0], torch.tensor(power * (power - 1)).double())
+
+
+def test_third_derivative_raises():
+    a = spd(2, 2.0).requires_grad_()
+    (first,) = torch.autograd.grad(oc.sqrtm(a).sum(), a, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), a, create_graph=True)
+    with pytest.raises(RuntimeError, match="third derivative"):
+        second.sum().backward()
+
+
+# shapes and dtypes
+
+
+@all_solvers
+@pytest.mark.parametrize("batch", [(), (0,), (2,), (2, 0, 3), (2, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_batches_and_dtypes(solver, batch, dtype):
+    a = spd(3, 10.0, *batch).to(dtype).requires_grad_()
+    for function in FUNCTIONS.values():
+        found = function(a, eps=0.01, solver=solver)
+        assert found.shape == a.shape
+        assert found.dtype == dtype
+        (grad,) = torch.autograd.grad(found.sum(), a)
+        assert grad.shape == a.shape
+        assert grad.isfinite().all()
+
+
+@all_solvers
+def test_a_batch_is_its_matrices(solver):
+    a = torch.stack([spd(4, 10.0, seed=1), 1e3 * spd(4, 50.0, seed=2), torch.eye(4, dtype=torch.float64)])
+    g = torch.randn(3, 4, 4, dtype=torch.float64)
+    for function in FUNCTIONS.values():
+        whole = function(a, solver=solver)
+        grads = gradient(function, a, g, solver=solver)
+        for i in range(3):
+            torch.testing.assert_close(whole[i], function(a[i], solver=solver))
+            torch.testing.assert_close(grads[i], gradient(function, a[i], g[i], solver=solver))
+
+
+@all_solvers
+def test_non_contiguous_input_is_not_changed(solver):
+    storage = torch.zeros(6, 8, dtype=torch.float64)
+    a = storage[::2, ::2][:3, :3]
+    a.copy_(spd(3, 10.0))
+    before = storage.clone()
+    torch.testing.assert_close(oc.sqrtm(a, solver=solver), oc.sqrtm(a.contiguous(), solver=solver))
+    assert (storage == before).all()
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_smallest_sizes(size):
+    a = torch.full((2, size, size), 4.0)
+    assert (oc.sqrtm(a) == 2).all()
+    assert oc.sqrtm(a).shape == a.shape
+
+
+def test_autocast_is_left():
+    a = spd(8, 10.0).float().requires_grad_()
+    expected = oc.inv_sqrtm(a)
+    (expected_grad,) = torch.autograd.grad(expected.sum(), a)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = oc.inv_sqrtm(a)
+        (grad,) = torch.autograd.grad(found.sum(), a)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grad, expected_grad)
+
+
+@pytest.mark.parametrize("name", ["eigh", "newton-schulz"])
+def test_vmap(name):
+    a = spd(3, 10.0, 4).float()
+    function = lambda x: oc.inv_sqrtm(x, solver=SOLVERS[name])  # noqa: E731
+    torch.testing.assert_close(torch.func.vmap(function)(a), function(a), rtol=1e-5, atol=1e-5)
+    per_matrix = torch.func.vmap(torch.func.grad(lambda x: function(x).sum()))(a)
+    torch.testing.assert_close(per_matrix, gradient(function, a, torch.ones_like(a)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # raised inside torch's compiler
+def test_compile_without_graph_breaks():
+    def function(x):
+        return oc.inv_sqrtm(x, eps=1e-5) + oc.sqrtm(x)
+
+    a = spd(4, 10.0, 2).float().requires_grad_()
+    g = torch.randn(2, 4, 4)
+    compiled = torch.compile(function, fullgraph=True)
+    found, expected = compiled(a), function(a)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    (grad,) = torch.autograd.grad(found, a, g)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected, a, g)[0], rtol=1e-4, atol=1e-4)
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("a", "error", "text"),
+    [
+        (torch.ones(3, 4), ValueError, r"square matrices .* got shape \(3, 4\)"),
+        (torch.ones(3), ValueError, r"square matrices .* got shape \(3,\)"),
+        (torch.ones(3, 3, dtype=torch.int64), TypeError, r"floating-point .* torch.int64.*\.float\(\)"),
+        (torch.ones(3, 3, dtype=torch.complex64), TypeError, "real matrices; got torch.complex64"),
+        ([[1.0]], TypeError, "torch.Tensor; got list"),
+        (torch.full((2, 3, 3), torch.nan), ValueError, "matrix 0 of 2 .* 9 that are NaN"),
+        (-torch.eye(3), ValueError, "positive semi-definite; matrix 0 of 1|eigenvalues down to -1"),
+        (torch.diag(torch.tensor([1.0, -1.0])), ValueError, "positive semi-definite"),
+    ],
+    ids=["rectangular", "vector", "integer", "complex", "list", "nan", "negative", "indefinite"],
+)
+@pytest.mark.parametrize("name", [*FUNCTIONS, "square_roots"])
+def test_bad_matrix(name, a, error, text):
+    with pytest.raises(error, match=text):
+        getattr(oc, name)(a)
+
+
+def test_indefinite_matrix_with_svd():
+    with pytest.raises(ValueError, match="positive semi-definite"):
+        oc.sqrtm(torch.diag(torch.tensor([1.0, -1.0])), solver=oc.SVD())
+
+
+@pytest.mark.parametrize("eps", [-1e-3, float("nan"), float("inf")])
+def test_bad_eps(eps):
+    with pytest.raises(ValueError, match=r"eps=.*finite number of at least 0"):
+        oc.sqrtm(torch.eye(2), eps=eps)
+
+
+def test_bad_solver():
+    with pytest.raises(TypeError, match=r"Add parentheses: Eigh\(\)"):
+        oc.sqrtm(torch.eye(2), solver=oc.Eigh)
+    with pytest.raises(TypeError, match="got 'eigh'"):
+        oc.sqrtm(torch.eye(2), solver="eigh")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: oc.Eigh(precision="half"), "precision.*'auto', 'input', 'float64'; got 'half'"),
+        (lambda: oc.Eigh(rank_tol=-1.0), "rank_tol"),
+        (lambda: oc.SVD(gradient="exact"), "gradient.*'plain', 'truncated', 'top', 'taylor', 'pade'"),
+        (lambda: oc.SVD(degree=-1), "degree"),
+        (lambda: oc.SVD(keep=0), "keep"),
+        (lambda: oc.SVD(precision="auto"), "precision"),
+        (lambda: oc.NewtonSchulz(steps=0), "steps.*integer of at least 1; got 0"),
+        (lambda: oc.NewtonSchulz(steps=2.5), "steps"),
+        (lambda: oc.NewtonSchulz(normalize="max"), "normalize"),
+        (lambda: oc.Pade(degree=0), "degree"),
+        (lambda: oc.Taylor(degree=True), "degree"),
+    ],
+)
+def test_bad_settings(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+# life cycle
+
+
+@all_solvers
+def test_solvers_are_values(solver):
+    assert pickle.loads(pickle.dumps(solver)) == solver
+    assert hash(solver) == hash(dataclasses.replace(solver))
+    assert eval(repr(solver), vars(oc)) == solver
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        solver.precision = "x"
+
+
+def test_a_solver_of_your_own():
+    class Diagonal(oc.Solver):
+        def roots(self, a, eps, kinds):
+            d = a.diagonal(dim1=-2, dim2=-1) + eps
+            return tuple(torch.diag_embed(d.pow(0.5 if kind == "sqrt" else -0.5)) for kind in kinds)
+
+    torch.testing.assert_close(oc.inv_sqrtm(4 * torch.eye(2), solver=Diagonal()), torch.eye(2) / 2)

@@ -1,0 +1,229 @@
+"""The nearest orthogonal matrix."""
+
+import pytest
+import scipy.linalg
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import orthocond as oc
+from orthocond.matrix.polar import polar_express_coefficients
+from tests.helpers import gradient, relative_error
+
+METHODS = ("gram", "svd", "newton-schulz", "polar-express")
+DECOMPOSITIONS = METHODS[:2]
+all_methods = pytest.mark.parametrize("method", METHODS)
+decompositions = pytest.mark.parametrize("method", DECOMPOSITIONS)
+
+
+def with_singular_values(m, n, values, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    k = min(m, n)
+    u, _ = torch.linalg.qr(torch.randn(m, k, dtype=torch.float64, generator=generator))
+    v, _ = torch.linalg.qr(torch.randn(n, k, dtype=torch.float64, generator=generator))
+    return (u * torch.as_tensor(values, dtype=torch.float64)) @ v.mT, u @ v.mT
+
+
+def conditioned(m, n, cond, seed=0):
+    k = min(m, n)
+    return with_singular_values(m, n, torch.logspace(0, -float(torch.tensor(cond).log10()), k).double(), seed)
+
+
+# values
+
+
+@pytest.mark.parametrize(("m", "n"), [(64, 27), (27, 64), (16, 16), (6, 1024), (1, 5), (5, 1), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@all_methods
+def test_value(m, n, dtype, method):
+    """At condition number 1e3, against the singular vectors of the same matrix in float64.
+
+    Measured in float32: 3e-8 for the decompositions, which work in float64, and 1e-5 for the iterations, which lose
+    about a tenth of machine epsilon times the condition number.
+    """
+    g = conditioned(m, n, 1e3)[0].to(dtype)
+    u, _, v = torch.linalg.svd(g.double(), full_matrices=False)
+    limit = 1e-9 if dtype == torch.float64 else 1e-7 if method in DECOMPOSITIONS else 3e-5
+    assert relative_error(oc.polar(g, method=method), u @ v) < limit
+
+
+def test_value_against_scipy():
+    g = torch.randn(9, 4, dtype=torch.float64)
+    torch.testing.assert_close(oc.polar(g), torch.from_numpy(scipy.linalg.polar(g.numpy())[0]))
+
+
+def test_svd_at_condition_1e10():
+    g, expected = conditioned(12, 8, 1e10)
+    assert relative_error(oc.polar(g, method="svd", rank_tol=0.0), expected) < 1e-4
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e15])
+@all_methods
+def test_scale_does_not_matter(method, scale):
+    g = torch.randn(8, 5)
+    torch.testing.assert_close(oc.polar(scale * g, method=method), oc.polar(g, method=method), rtol=1e-4, atol=1e-4)
+
+
+def test_muon_does_not_reach_the_polar_factor():
+    """torch.optim.Muon's five bfloat16 steps leave singular values between 0.7 and 1.2; ours are 1."""
+    from torch.optim._muon import _zeropower_via_newtonschulz
+
+    g = torch.randn(32, 16)
+    muon = _zeropower_via_newtonschulz(g.clone(), (3.4445, -4.775, 2.0315), 5, 1e-7).float()
+    assert (torch.linalg.svdvals(muon) - 1).abs().max() > 0.05
+    assert (torch.linalg.svdvals(oc.polar(g)) - 1).abs().max() < 1e-6
+
+
+# invariants
+
+
+@all_methods
+def test_is_the_nearest_orthogonal_matrix(method):
+    g = torch.randn(6, 3, dtype=torch.float64)
+    ours = (g - oc.polar(g, method=method)).norm()
+    others, _ = torch.linalg.qr(torch.randn(1000, 6, 3, dtype=torch.float64))
+    near = torch.linalg.qr(oc.polar(g) + 1e-3 * torch.randn(1000, 6, 3, dtype=torch.float64))[0]
+    near = near * (near * oc.polar(g)).sum(-2, keepdim=True).sign()
+    assert ours < (g - others).norm(dim=(-2, -1)).min()
+    assert ours < (g - near).norm(dim=(-2, -1)).min()
+
+
+@all_methods
+def test_tall_is_the_transpose_of_wide(method):
+    g = torch.randn(2, 7, 4)
+    torch.testing.assert_close(oc.polar(g.mT, method=method), oc.polar(g, method=method).mT)
+
+
+@decompositions
+def test_no_noise_is_promoted_to_a_direction(method):
+    g, _ = with_singular_values(6, 4, [1.0, 0.5, 0.0, 0.0])
+    g = (g + 1e-8 * torch.randn(6, 4).double()).float()
+    singular = torch.linalg.svdvals(oc.polar(g, method=method))
+    torch.testing.assert_close(singular, torch.tensor([1.0, 1.0, 0.0, 0.0]), rtol=0, atol=1e-5)
+
+
+@decompositions
+def test_rank_tolerance(method):
+    g = torch.diag(torch.tensor([1.0, 0.1, 0.01]))
+    torch.testing.assert_close(oc.polar(g, method=method, rank_tol=0.05), torch.diag(torch.tensor([1.0, 1.0, 0.0])))
+    torch.testing.assert_close(oc.polar(g, method=method, rank_tol=0.0), torch.eye(3))
+
+
+@all_methods
+def test_zero_matrix_gives_zero(method):
+    g = torch.zeros(2, 4, 3, requires_grad=True)
+    found = oc.polar(g, method=method)
+    assert (found == 0).all()
+
+
+@all_methods
+def test_a_batch_is_its_matrices(method):
+    g = torch.stack([torch.randn(5, 3), torch.zeros(5, 3), 100 * torch.randn(5, 3)])
+    found = oc.polar(g, method=method)
+    for one, result in zip(g, found, strict=True):
+        torch.testing.assert_close(oc.polar(one, method=method), result)
+
+
+def test_polar_express_coefficients_are_minimax():
+    """Each step's error |1 - p| is extreme, with alternating sign, at four points: no other quintic is better."""
+    low, high = 1e-4, 1.0
+    steps = polar_express_coefficients()
+    for a, b, c in steps[:-2]:
+        x = torch.linspace(low, high, 200_001, dtype=torch.float64)
+        error = 1 - (a * x + b * x**3 + c * x**5)
+        worst = error.abs().max()
+        ends = error[[0, -1]]
+        inner = error[
+            (error[1:-1].abs() >= error[:-2].abs()).logical_and(error[1:-1].abs() >= error[2:].abs()).nonzero() + 1
+        ]
+        signs = torch.cat([ends[:1], inner.flatten(), ends[1:]])
+        torch.testing.assert_close(signs.abs(), worst.expand(4), rtol=1e-6, atol=1e-12)
+        assert (signs.sign() == torch.tensor([1, -1, 1, -1])).all()
+        low, high = float(1 - worst), float(1 + worst)
+    assert high - low < 2e-2
+    x = torch.tensor([1e-4, 1e-3, 0.1, 1.0], dtype=torch.float64)
+    for a, b, c in steps:
+        x = a * x + b * x**3 + c * x**5
+    torch.testing.assert_close(x, torch.ones(4).double(), rtol=0, atol=1e-12)
+
+
+# gradients
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (3, 3), (2, 3, 2)], ids=str)
+@all_methods
+def test_gradient(method, shape):
+    g = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    steps = None if method in DECOMPOSITIONS else 12
+    assert gradcheck(lambda x: oc.polar(x, method=method, steps=steps), g, check_forward_ad=True)
+    assert gradgradcheck(lambda x: oc.polar(x, method=method, steps=steps), g)
+
+
+@decompositions
+def test_gradient_at_equal_singular_values(method):
+    g = (2 * torch.linalg.qr(torch.randn(4, 3, dtype=torch.float64))[0]).requires_grad_()
+    assert gradcheck(lambda x: oc.polar(x, method=method), g, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(lambda x: oc.polar(x, method=method), g)
+
+
+def test_gradient_of_all_methods_agrees():
+    g = with_singular_values(5, 3, [1.0, 0.7, 0.5])[0]
+    h = torch.randn(5, 3, dtype=torch.float64)
+    expected = gradient(oc.polar, g, h)
+    for method in METHODS[1:]:
+        assert relative_error(gradient(oc.polar, g, h, method=method), expected) < 1e-8
+
+
+# shapes and dtypes
+
+
+@all_methods
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 4, 3), (3, 0), (0, 0), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_shapes_and_dtypes(method, shape, dtype):
+    g = torch.randn(shape).to(dtype)
+    found = oc.polar(g, method=method)
+    assert found.shape == shape
+    assert found.dtype == dtype
+
+
+def test_autocast_is_left():
+    g = torch.randn(8, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for method in METHODS:
+            torch.testing.assert_close(oc.polar(g, method=method), oc.polar(g), rtol=1e-4, atol=1e-4)
+
+
+def test_vmap():
+    g = torch.randn(4, 5, 3)
+    torch.testing.assert_close(torch.func.vmap(oc.polar)(g), oc.polar(g))
+
+
+# errors
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@all_methods
+def test_non_finite(method, value):
+    g = torch.randn(3, 4, 2)
+    g[1, 0, 0] = value
+    with pytest.raises(ValueError, match=r"matrix 1 of 3 \(.* NaN or infinite"):
+        oc.polar(g, method=method)
+
+
+@pytest.mark.parametrize(
+    ("g", "settings", "error", "text"),
+    [
+        (torch.ones(3), {}, ValueError, r"matrices .* got shape \(3,\).*flatten"),
+        (torch.ones(3, 2, dtype=torch.int32), {}, TypeError, "floating-point"),
+        (torch.ones(3, 2, dtype=torch.complex64), {}, TypeError, "real"),
+        (torch.ones(3, 2), {"method": "qr"}, ValueError, "'gram', 'svd', 'newton-schulz', 'polar-express'; got 'qr'"),
+        (torch.ones(3, 2), {"rank_tol": -1.0}, ValueError, "rank_tol"),
+        (torch.ones(3, 2), {"method": "polar-express", "rank_tol": 0.1}, ValueError, "method='gram' or 'svd'"),
+        (torch.ones(3, 2), {"steps": 3}, ValueError, "for the iterations"),
+        (torch.ones(3, 2), {"method": "newton-schulz", "steps": 0}, ValueError, "at least 1"),
+        (torch.full((3, 2), 1e200, dtype=torch.float64), {}, ValueError, "scale them down"),
+    ],
+)
+def test_bad_input(g, settings, error, text):
+    with pytest.raises(error, match=text):
+        oc.polar(g, **settings)
