@@ -1,0 +1,237 @@
+"""The optimal learning rate, OLR: the step length that brings a weight nearest to orthogonal (paper: section 4.2)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from orthocond.matrix._common import check_choice, check_floating
+
+_FORMS = ("exact", "newton", "paper")
+# Newton steps on each root of the cubic. The closed form is accurate to rounding relative to the largest root; two
+# steps give a root that is much smaller the same relative accuracy.
+_POLISH = 2
+
+
+@dataclass(frozen=True)
+class OptimalLR:
+    r"""Setting for `treat`: the step length that brings the weight nearest to an orthogonal matrix.
+
+    With W the weight before the step, D the direction in which the optimizer moves it (momentum, Adam's scaling and
+    weight decay included) and lr the learning rate of its group, the step is :math:`W - \eta D` with
+
+    - ``"exact"``: the global minimiser over :math:`\eta \in [\text{floor} \cdot lr, lr]` of
+      :math:`E(\eta) = \|(W - \eta D)(W - \eta D)^T - g^2 I\|_F^2`, a quartic. For tall W the Gram matrix is
+      :math:`(W - \eta D)^T (W - \eta D)`, the one that can be the identity.
+    - ``"newton"``: one Newton step of E from 0, clipped to the same interval; lr where E is not convex at 0.
+    - ``"paper"``: the paper's :math:`\eta^\star = \langle W, G \rangle \|W\|^2 / (\|W\|^2 \|G\|^2 +
+      2 \langle W, G \rangle^2)` with G the gradient that the optimizer receives, where
+      :math:`0 < \eta^\star < lr`, else lr. It shortens the weight; it does not make it orthogonal (docs/steps.md has
+      the proof and numbers).
+
+    At an orthogonal weight the best step is no step: without a floor the layer would stop learning.
+
+    Args:
+        form: ``"exact"``, ``"newton"`` or ``"paper"``.
+        gain: The weight should be ``gain`` times an orthogonal matrix. None takes the present scale of the weight,
+            :math:`g = \|W\|_F / \sqrt{r}`: then only its condition counts, as before a normalisation that undoes any
+            scale. Not for the paper's form.
+        floor: Least step as a fraction of lr, in [0, 1]. Not for the paper's form.
+        guard: Whether the paper's form needs :math:`\eta^\star > 0`, as in its authors' code. False is the switch as
+            printed, :math:`\eta^\star < lr`, which goes up the gradient where :math:`\eta^\star` is negative.
+
+    Raises:
+        ValueError: If a setting is not valid, or has no effect on the form.
+
+    Example:
+        >>> from orthocond.steps import OptimalLR
+        >>> w = torch.diag(torch.tensor([2.0, 1.0]))  # the step should shorten the first axis by 1
+        >>> d = torch.diag(torch.tensor([4.0, 0.0]))
+        >>> [round(float(OptimalLR(form).rate(w, d, lr=1.0)), 3) for form in ("exact", "newton", "paper")]
+        [0.25, 0.136, 0.192]
+
+    References:
+        Song, Sebe, Wang (2022), section 4.2, equation (optimal_lr).
+    """
+
+    form: str = "exact"
+    gain: float | None = 1.0
+    floor: float = 0.1
+    guard: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice(self.form, "OptimalLR(form=...)", _FORMS)
+        _check_gain(self.gain, "OptimalLR(gain=...)")
+        if not 0 <= self.floor <= 1:
+            raise ValueError(
+                f"OptimalLR(floor=...) needs a fraction of the learning rate in [0, 1]; got {self.floor!r}."
+            )
+        paper = self.form == "paper"
+        if paper and (self.gain, self.floor) != (OptimalLR.gain, OptimalLR.floor):
+            raise ValueError("OptimalLR(form='paper') knows no gain or floor; use form='exact', or leave them out.")
+        if not paper and not self.guard:
+            raise ValueError(f"OptimalLR(guard=False) is for form='paper'; form={self.form!r} needs no guard.")
+
+    def rate(self, weight: Tensor, direction: Tensor, lr: float | Tensor) -> Tensor:
+        """Return the learning rate to use for ``weight - rate * direction`` instead of ``lr``.
+
+        Args:
+            weight: Weights as matrices ``(*, m, n)``; see `matrix_view`.
+            direction: What the optimizer subtracts, divided by its learning rate; the gradient for the paper's form.
+            lr: Learning rate, a number or a tensor of the batch shape, at least 0.
+
+        Returns:
+            The rates, float64, of the batch shape.
+        """
+        return self.rate_from(self.coefficients(weight, direction), lr)
+
+    def coefficients(self, weight: Tensor, direction: Tensor) -> Tensor:
+        """The few numbers ``(*, k)`` the rate depends on; for several matrices with one common rate they add up."""
+        return _coefficients(weight, direction, self.form, self.gain)
+
+    def rate_from(self, coefficients: Tensor, lr: float | Tensor) -> Tensor:
+        """`rate` from `coefficients`."""
+        if not isinstance(lr, Tensor):
+            # Not torch.tensor, which would wait for the device.
+            lr = torch.full((), lr, dtype=torch.float64, device=coefficients.device)
+        lr = lr.to(coefficients).expand(coefficients.shape[:-1])
+        if self.form == "exact":
+            return _minimiser(coefficients, self.floor * lr, lr)
+        if self.form == "newton":
+            return torch.clamp(_newton(coefficients), self.floor * lr, lr)
+        rate = _paper(coefficients)
+        return torch.where((rate < lr) & ((rate > 0) | (not self.guard)), rate, lr)
+
+
+def optimal_lr(weight: Tensor, direction: Tensor, *, form: str = "exact", gain: float | None = 1.0) -> Tensor:
+    r"""Step length for which ``weight - η direction`` is nearest to orthogonal, over all real η.
+
+    ``"exact"`` is the global minimiser of :math:`E(\eta) = \|(W - \eta D)(W - \eta D)^T - g^2 I\|_F^2` (of the
+    smaller Gram matrix); ``"newton"`` one Newton step of it from 0; ``"paper"`` the equation of the paper. It may be
+    negative. `OptimalLR` keeps it within the learning rate.
+
+    The quartic needs three products of the smaller side; its derivative is a cubic, solved in closed form without
+    reading a value on the host.
+
+    Args:
+        weight: Matrices ``(*, m, n)``, wide or tall; see `matrix_view` for the weight of a convolution.
+        direction: Matrices of the same shape.
+        form: ``"exact"``, ``"newton"`` or ``"paper"``.
+        gain: Scale of the orthogonal matrix aimed at; None takes that of the weight. Not for the paper's form.
+
+    Returns:
+        The step lengths, float64, of shape ``(*)``. 0 for a zero direction; infinity for ``"newton"`` where E is not
+        convex at 0.
+
+    Raises:
+        TypeError: If an argument is not a real floating-point tensor.
+        ValueError: If shapes differ or a setting is not valid.
+
+    Accuracy:
+        Within 1e-8 of the minimiser, relative to the norm of the weight over that of the direction; sums in float64.
+
+    Example:
+        >>> w = 2 * torch.eye(3)
+        >>> optimal_lr(w, w), optimal_lr(w, w, form="newton"), optimal_lr(w, w, form="paper")
+        (tensor(0.5000, dtype=torch.float64), tensor(0.2727, dtype=torch.float64), tensor(0.3333, dtype=torch.float64))
+
+    References:
+        Song, Sebe, Wang (2022), section 4.2, equation (optimal_lr).
+    """
+    check_choice(form, "optimal_lr(form=...)", _FORMS)
+    _check_gain(gain, "optimal_lr(gain=...)")
+    if form == "paper" and gain != 1:
+        raise ValueError("optimal_lr(form='paper') knows no gain; use form='exact', or leave it out.")
+    coefficients = _coefficients(weight, direction, form, gain)
+    if form == "exact":
+        return _minimiser(coefficients, None, None)
+    return _newton(coefficients) if form == "newton" else _paper(coefficients)
+
+
+def _check_gain(gain: float | None, name: str) -> None:
+    if gain is not None and not 0 < gain < math.inf:
+        raise ValueError(f"{name} needs a positive number, or None for the weight's own scale; got {gain!r}.")
+
+
+def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | None) -> Tensor:
+    """Of the quartic, e1 to e4 in ``E(η) = e0 + e1 η + … + e4 η⁴``; of the paper's form ``|W|², <W, G>, |G|²``."""
+    weight = check_floating(weight, "optimal_lr")
+    direction = check_floating(direction, "optimal_lr")
+    if weight.ndim < 2 or weight.shape != direction.shape:
+        raise ValueError(
+            "optimal_lr needs weight and direction of the same shape (*, m, n); "
+            f"got {tuple(weight.shape)} and {tuple(direction.shape)}."
+        )
+    with torch.autocast(weight.device.type, enabled=False):
+        w, d = weight.double(), direction.double()
+        if form == "paper":
+            return torch.stack((_inner(w, w), _inner(w, d), _inner(d, d)), -1)
+        if w.shape[-2] > w.shape[-1]:
+            w, d = w.mT, d.mT
+        a, x, c = w @ w.mT, w @ d.mT, d @ d.mT
+        diagonal = a.diagonal(dim1=-2, dim2=-1)
+        diagonal -= diagonal.mean(-1, keepdim=True) if gain is None else gain**2
+        # E = |A - η (X + Xᵀ) + η² C|²; A and C are symmetric, so <A, X + Xᵀ> = 2 <A, X>.
+        e1 = -4 * _inner(a, x)
+        e2 = 2 * (_inner(x, x) + _inner(x, x.mT) + _inner(a, c))
+        return torch.stack((e1, e2, -4 * _inner(x, c), _inner(c, c)), -1)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum((-2, -1))
+
+
+def _paper(coefficients: Tensor) -> Tensor:
+    a, b, c = coefficients.unbind(-1)
+    below = a * c + 2 * b * b
+    return torch.where(below > 0, a * b / below, 0)
+
+
+def _newton(coefficients: Tensor) -> Tensor:
+    e1, e2, _, _ = coefficients.unbind(-1)
+    return torch.where(e2 > 0, -e1 / (2 * e2), torch.inf)
+
+
+def _minimiser(coefficients: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """Global minimiser of the quartic over ``[low, high]``, or over all numbers."""
+    e1, e2, e3, e4 = coefficients.unbind(-1)
+    # In units of the direction's own length the quartic is monic: no coefficient is lost to its scale.
+    unit = torch.where(e4 > 0, e4, 1).pow(0.25)
+    e1, e2, e3 = e1 / unit, e2 / unit**2, e3 / unit**3
+    candidates = _cubic_roots(0.75 * e3, 0.5 * e2, 0.25 * e1)
+    if low is not None and high is not None:
+        low, high = low * unit, high * unit
+        candidates = torch.stack((low, high, *(torch.clamp(s, low, high) for s in candidates.unbind(-1))), -1)
+    e1, e2, e3 = e1[..., None], e2[..., None], e3[..., None]
+    values = candidates * (e1 + candidates * (e2 + candidates * (e3 + candidates)))
+    # Of minima that differ by rounding alone the shortest step: for D = W, both (1 - η) W and -(1 - η) W.
+    least = values.amin(-1, keepdim=True)
+    lengths = torch.where(values <= least + 1e-12 * least.abs(), candidates.abs(), torch.inf)
+    best = candidates.gather(-1, lengths.argmin(-1, keepdim=True)).squeeze(-1)
+    return torch.where(e4 > 0, best, 0 if high is None else high) / unit
+
+
+def _cubic_roots(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Real roots of ``s³ + a s² + b s + c`` as ``(*, 3)``; a single one is repeated."""
+    shift = a / 3
+    p = b - a * shift
+    q = 2 * shift**3 - shift * b + c
+    discriminant = (q / 2).square() + (p / 3) ** 3
+    # One real root: Cardano, with the sign that does not cancel.
+    u = (q.abs() / 2 + discriminant.clamp(min=0).sqrt()).pow(1 / 3)
+    single = -torch.sgn(q) * (u - p / (3 * torch.where(u > 0, u, 1)))
+    # Three real roots: the trigonometric form.
+    radius = (-p / 3).clamp(min=0).sqrt()
+    cosine = (-q / 2 / torch.where(radius > 0, radius, 1) ** 3).clamp(-1, 1)
+    angles = torch.arange(3, dtype=q.dtype, device=q.device) * (2 * math.pi / 3)
+    triple = 2 * radius[..., None] * torch.cos(torch.arccos(cosine)[..., None] / 3 + angles)
+    roots = torch.where((discriminant > 0)[..., None], single[..., None], triple) - shift[..., None]
+    a, b, c = a[..., None], b[..., None], c[..., None]
+    for _ in range(_POLISH):
+        value = c + roots * (b + roots * (a + roots))
+        slope = b + roots * (2 * a + 3 * roots)
+        better = roots - value / torch.where(slope == 0, torch.inf, slope)
+        better_value = c + better * (b + better * (a + better))
+        roots = torch.where(better_value.abs() < value.abs(), better, roots)
+    return roots

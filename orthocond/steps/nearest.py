@@ -1,0 +1,104 @@
+"""The nearest orthogonal gradient, NOG (paper: section 4.1)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from orthocond.matrix import polar
+from orthocond.matrix._common import check_choice, check_not_negative
+
+_METHODS = ("gram", "svd", "newton-schulz", "polar-express")
+_TINY = torch.finfo(torch.float64).tiny  # keeps 0 / 0 at 0
+
+
+@dataclass(frozen=True)
+class NearestOrthogonal:
+    r"""Setting for `treat`: the gradient, or the update, is replaced by the nearest orthogonal matrix.
+
+    For a gradient :math:`G = U S V^T` the optimizer sees :math:`U V^T`: all singular values become 1, the singular
+    vectors stay. Its Frobenius norm is :math:`\sqrt{r}` with r the rank, whatever the norm of the gradient was, so the
+    learning rate alone sets the length of a step, and gradient clipping before it has no effect. Directions below the
+    rank tolerance get 0: a zero gradient stays zero, and rounding noise is not promoted to a direction.
+
+    The optimizer works after it: momentum averages orthogonal gradients, weight decay and Adam's scaling of single
+    entries are added on top, so the step is near to orthogonal but not orthogonal. ``of="update"`` acts last instead:
+    the change :math:`\Delta` that the optimizer made, weight decay included, is replaced by
+    :math:`(\|\Delta\|_F / \sqrt{r})\, U V^T` of its own singular vectors. It keeps the Frobenius norm of the update,
+    hence the optimizer's own choice of step length: learning rate, schedule and warm-up need no new tuning.
+
+    Args:
+        method: How `polar` computes it: ``"gram"``, ``"svd"``, ``"newton-schulz"`` or ``"polar-express"``.
+        rank_tol: Singular values at or below ``rank_tol * largest`` count as zero; see `polar`.
+        of: ``"gradient"``, as in the paper, or ``"update"``.
+
+    Raises:
+        ValueError: If a setting is not valid.
+
+    Example:
+        >>> from orthocond.steps import NearestOrthogonal
+        >>> NearestOrthogonal().nearest(torch.tensor([[0.0, 5.0], [0.1, 0.0]]))
+        tensor([[0., 1.],
+                [1., 0.]])
+
+    References:
+        Song, Sebe, Wang (2022), section 4.1.
+    """
+
+    method: str = "gram"
+    rank_tol: float | None = None
+    of: str = "gradient"
+
+    def __post_init__(self) -> None:
+        check_choice(self.method, "NearestOrthogonal(method=...)", _METHODS)
+        check_choice(self.of, "NearestOrthogonal(of=...)", ("gradient", "update"))
+        if self.rank_tol is not None:
+            check_not_negative(self.rank_tol, "NearestOrthogonal(rank_tol=...)")
+            if self.method not in ("gram", "svd"):
+                raise ValueError(
+                    f"NearestOrthogonal(rank_tol=...) needs method='gram' or 'svd'; {self.method!r} sees no ranks."
+                )
+
+    def nearest(self, matrices: Tensor) -> Tensor:
+        """Return the nearest orthogonal matrices, of Frobenius norm √r: what the gradient form does.
+
+        Args:
+            matrices: Gradients ``(*, m, n)``; see `matrix_view` for the weight of a convolution.
+
+        Returns:
+            A tensor of the same shape, dtype and device.
+
+        Raises:
+            ValueError: If an entry is not finite.
+        """
+        return polar(matrices, method=self.method, rank_tol=self.rank_tol)
+
+    def nearest_update(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the weight after an orthogonal update of the same Frobenius norm: what the update form does.
+
+        An update is the difference of two rounded weights. Its singular values below that rounding are noise and
+        count as zero too.
+
+        Args:
+            before: The weight before the step, as matrices ``(groups, m, n)``.
+            after: The weight after it.
+
+        Returns:
+            The weight to use instead of ``after``.
+
+        Raises:
+            ValueError: If an entry is not finite.
+        """
+        update = after - before
+        norm = update.double().square().sum((-2, -1), keepdim=True).sqrt()
+        rank_tol = self.rank_tol
+        if self.method in ("gram", "svd"):
+            short, long = sorted(update.shape[-2:])
+            eps = torch.finfo(update.dtype).eps * math.sqrt(long)
+            # The largest singular value is at least |Δ|/√r. At most 1/2, so that some direction is left.
+            noise = eps * before.abs().amax() * math.sqrt(short) / norm.amin().clamp(min=_TINY)
+            rank_tol = max(eps if rank_tol is None else rank_tol, min(float(noise), 0.5))
+        nearest = polar(update, method=self.method, rank_tol=rank_tol).double()
+        ratio = norm / nearest.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
+        return before + (nearest * ratio).to(before.dtype)

@@ -1,0 +1,290 @@
+"""`treat`: act on chosen weights at the optimizer's step (paper: section 4)."""
+
+from collections.abc import Iterable
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from orthocond.matrix._common import check_count
+from orthocond.steps._weight import StepStatistics, Weight, assign, batches, find_weight, singular_values
+from orthocond.steps.learning_rate import OptimalLR
+from orthocond.steps.nearest import NearestOrthogonal
+
+# The treatments attached to each optimizer, to refuse a second one of the same kind for a weight.
+_attached: WeakKeyDictionary[Optimizer, list["Treatment"]] = WeakKeyDictionary()
+
+
+def treat(
+    target: nn.Module | Tensor | Iterable[nn.Module | Tensor],
+    optimizer: Optimizer,
+    *,
+    gradient: NearestOrthogonal | None = None,
+    lr: OptimalLR | None = None,
+    history: int = 1000,
+    spectrum_every: int = 100,
+) -> "Treatment":
+    r"""Treat the gradient and the step length of chosen weights, at each step of an optimizer.
+
+    With :math:`W` a treated weight as a matrix (see `matrix_view`), ``optimizer.step()`` becomes
+
+    1. ``gradient``: :math:`G \leftarrow U V^T`, the nearest orthogonal matrix of what has been accumulated in
+       ``weight.grad``, just before the optimizer reads it;
+    2. the optimizer's own step, :math:`W \to W - lr\, D`;
+    3. ``lr``: :math:`W - \eta D` instead, on the update that was really made, with the η of `OptimalLR`. It equals a
+       step with the learning rate η for every optimizer whose update is proportional to its learning rate (SGD with
+       momentum and weight decay, Adam, AdamW, RMSprop, ...), and touches neither parameter group nor schedule.
+
+    It acts when the step is made, not when gradients arrive, so it is right under gradient accumulation, DDP and
+    gradient scaling, where a tensor hook would orthogonalise parts of a gradient. Of a weight that fully_shard has
+    sharded the whole matrix is gathered. Weights of one shape are processed as one batch.
+
+    Of a module with a parametrised weight (`orthogonal`, `spectral`, ...) the raw parameter is treated,
+    ``module.parametrizations.weight.original``, because the optimizer owns no other: its gradient is made orthogonal
+    and its step length chosen, not those of the weight that the layer computes with.
+
+    The optimizer's ``state_dict`` does not change. A copy of the optimizer, by deepcopy or pickle, is not treated, as
+    torch copies no hooks: call `treat` on the copy. The memory cost is one copy of each weight where ``lr`` or
+    ``of="update"`` is used, none otherwise. The host reads from the device: one flag a shape for NOG, which has to
+    raise an error for a non-finite gradient, and one for a fused optimizer under a GradScaler. OLR reads nothing.
+
+    Args:
+        target: A module with a ``weight``, a parameter, or several of them. A module knows the groups of its
+            convolution; a parameter is one matrix.
+        optimizer: The optimizer that owns the weights. Treat them after it was made.
+        gradient: What to do with the gradient, or None.
+        lr: How to choose the step length, or None.
+        history: How many step lengths and spectra the statistics keep.
+        spectrum_every: Interval of treated steps at which the singular values of the gradient are recorded before it
+            is made orthogonal; 0 for never.
+
+    Returns:
+        A `Treatment`: ``remove()`` ends it, ``statistics`` says what it did. It is a context manager too.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind, or at a step if a gradient is sparse.
+        ValueError: If nothing is asked for, there is no weight, it is frozen, has fewer than two dimensions or does
+            not belong to the optimizer; at a step, if a gradient is not finite.
+        RuntimeError: If a weight already has a treatment of this kind; at a step, if a closure is passed.
+
+    Example:
+        >>> from orthocond.steps import NearestOrthogonal, OptimalLR, treat
+        >>> conv = torch.nn.Conv2d(3, 8, 3)
+        >>> optimizer = torch.optim.SGD(conv.parameters(), lr=0.1, momentum=0.9)
+        >>> handle = treat(conv, optimizer, gradient=NearestOrthogonal(), lr=OptimalLR())
+        >>> conv(torch.randn(2, 3, 5, 5)).square().mean().backward()
+        >>> optimizer.step()
+        >>> torch.linalg.svdvals(conv.weight.grad.flatten(1))
+        tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
+        >>> handle
+        Treatment of Conv2d.weight (8, 3, 3, 3) under SGD, 1 step:
+          gradient=NearestOrthogonal(method='gram', rank_tol=None, of='gradient')
+          lr=OptimalLR(form='exact', gain=1.0, floor=0.1, guard=True)
+        >>> handle.remove()
+
+    References:
+        Song, Sebe, Wang (2022), section 4.
+    """
+    if gradient is None and lr is None:
+        raise ValueError("treat needs something to do; pass gradient=NearestOrthogonal(), lr=OptimalLR(), or both.")
+    _check_setting(gradient, NearestOrthogonal, "gradient")
+    _check_setting(lr, OptimalLR, "lr")
+    if lr is not None and lr.form == "paper" and gradient is not None and gradient.of == "update":
+        raise ValueError(
+            "OptimalLR(form='paper') chooses a step along the gradient, NearestOrthogonal(of='update') leaves it; "
+            "use OptimalLR(form='exact') or NearestOrthogonal(of='gradient')."
+        )
+    check_count(history, "treat(history=...)", 1)
+    check_count(spectrum_every, "treat(spectrum_every=...)", 0)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"treat needs a torch.optim.Optimizer; got {type(optimizer).__name__}.")
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner  # a wrapper such as Accelerate's: its own hooks are never called
+    targets = [target] if isinstance(target, (nn.Module, Tensor)) else list(target)
+    weights = [find_weight(t, history) for t in targets]
+    if not weights:
+        raise ValueError("treat needs at least one weight; got none. Check the filter that chose them.")
+    treatment = Treatment(weights, gradient, lr, spectrum_every, type(optimizer).__name__)
+    treatment._attach(optimizer)
+    return treatment
+
+
+class Treatment:
+    """Handle of the weights treated by one call of `treat`.
+
+    Attributes:
+        gradient: The setting of the gradient, or None.
+        lr: The setting of the step length, or None.
+    """
+
+    def __init__(
+        self,
+        weights: list[Weight],
+        gradient: NearestOrthogonal | None,
+        lr: OptimalLR | None,
+        spectrum_every: int,
+        optimizer_name: str,
+    ) -> None:
+        self.gradient = gradient
+        self.lr = lr
+        self._weights = weights
+        self._spectrum_every = spectrum_every
+        self._optimizer_name = optimizer_name
+        self._pending: list[Weight] = []
+        self._handles: list[Any] = []
+
+    @property
+    def statistics(self) -> list[StepStatistics]:
+        """What was done to each weight, in the order given to `treat`. Reads values from the device."""
+        return [w.statistics() for w in self._weights]
+
+    def remove(self) -> None:
+        """End the treatment; the optimizer is then as before. The statistics stay. A second call does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for treatments in _attached.values():
+            if self in treatments:
+                treatments.remove(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        names = self._weights[0].name if len(self._weights) == 1 else f"{len(self._weights)} weights"
+        steps = max(w.steps for w in self._weights)
+        state = f"{steps} step{'' if steps == 1 else 's'}" + ("" if self._handles else ", removed")
+        settings = [
+            f"\n  {name}={value}" for name, value in (("gradient", self.gradient), ("lr", self.lr)) if value is not None
+        ]
+        return f"Treatment of {names} under {self._optimizer_name}, {state}:{''.join(settings)}"
+
+    def _attach(self, optimizer: Optimizer) -> None:
+        """Check every weight against the optimizer, then register the hooks."""
+        groups = _groups_by_parameter(optimizer)
+        others = _attached.setdefault(optimizer, [])
+        for kind in ("gradient", "lr"):
+            if getattr(self, kind) is None:
+                continue
+            taken = {id(w.parameter) for t in others if getattr(t, kind) is not None for w in t._weights}
+            for w in self._weights:
+                if id(w.parameter) in taken:
+                    raise RuntimeError(
+                        f"{w.name} would get two treatments of its {kind}; remove() the first one, or give it once."
+                    )
+                taken.add(id(w.parameter))
+        for w in self._weights:
+            if id(w.parameter) not in groups:
+                raise ValueError(
+                    f"{w.name} does not belong to the optimizer, which would never move it. Pass the optimizer that "
+                    "was given this parameter; after fully_shard or a parametrisation make the optimizer anew."
+                )
+            if self.lr is not None and "lr" not in groups[id(w.parameter)]:
+                raise ValueError(f"treat(lr=...) needs parameter groups with an 'lr'; {self._optimizer_name} has none.")
+        others.append(self)
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
+            raise RuntimeError(
+                "A treated optimizer takes no closure: the gradient does not exist yet when its step begins. Call "
+                "backward() first, then step() without arguments."
+            )
+        self._pending = []
+        # A fused optimizer gets the scaled gradients from a GradScaler and skips the step itself if one is infinite.
+        found_inf, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
+        if found_inf is not None and found_inf.item():
+            for w in self._weights:
+                w.skipped += 1
+            return
+        active = [w for w in self._weights if w.has_gradient()]
+        if self.gradient is not None and self.gradient.of == "gradient":
+            self._orthogonalise_gradients(active, self.gradient, scale)
+        if self.lr is not None or (self.gradient is not None and self.gradient.of == "update"):
+            for w in active:
+                w.before = w.parameter.detach().clone()
+        if self.lr is not None:
+            groups = _groups_by_parameter(optimizer)
+            for w in active:
+                w.lr = groups[id(w.parameter)]["lr"]
+            if self.lr.form == "paper":  # now, since some optimizers use the gradient as scratch space
+                self._choose_rates_by_gradient(active, self.lr, scale)
+        self._pending = active
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # An optimizer whose step calls that of its base class calls the hooks twice; the second call finds nothing.
+        active, self._pending = self._pending, []
+        if self.gradient is not None and self.gradient.of == "update":
+            self._orthogonalise_updates(active, self.gradient)
+        if self.lr is not None:
+            if self.lr.form != "paper":
+                self._choose_rates_by_update(active, self.lr)
+            for w in active:
+                w.shorten_update()
+        for w in active:
+            w.release()
+
+    def _orthogonalise_gradients(self, active: list[Weight], setting: NearestOrthogonal, scale: Tensor | None) -> None:
+        results: list[tuple[Weight, Tensor]] = []
+        for batch in batches(active):
+            gradients = torch.stack([w.gradient() for w in batch])
+            try:
+                nearest = setting.nearest(gradients)
+            except ValueError as error:
+                names = [w.name for w, g in zip(batch, gradients, strict=True) if not g.isfinite().all()]
+                if not names:
+                    raise
+                raise ValueError(
+                    f"NearestOrthogonal needs finite gradients; that of {names[0]} holds NaN or infinity. Skip such "
+                    "steps with torch.amp.GradScaler, or look for an overflow in the loss."
+                ) from error
+            for w, g in zip(batch, gradients, strict=True):
+                if self._spectrum_every and w.steps % self._spectrum_every == 0:
+                    w.spectra.append((w.steps, singular_values(g)))
+            results += zip(batch, nearest if scale is None else nearest * scale, strict=True)
+        for w, nearest in results:  # only now, so that an error leaves all gradients as they were
+            assign(w.parameter.grad, nearest)
+
+    def _orthogonalise_updates(self, active: list[Weight], setting: NearestOrthogonal) -> None:
+        for w in active:  # one by one: the noise in an update depends on the weight it was taken from
+            assign(w.parameter, setting.nearest_update(w.matrices_before(), w.matrices()))
+
+    def _choose_rates_by_gradient(self, active: list[Weight], setting: OptimalLR, scale: Tensor | None) -> None:
+        for batch in batches(active):
+            gradients = torch.stack([w.gradient() for w in batch])
+            gradients = gradients if scale is None else gradients / scale
+            weights = torch.stack([w.matrices() for w in batch])
+            lr = torch.stack([w.lr_tensor() for w in batch])
+            rates = setting.rate_from(setting.coefficients(weights, gradients).sum(1), lr)
+            for w, fraction in zip(batch, torch.where(lr > 0, rates / lr, 1), strict=True):
+                w.fraction = fraction
+
+    def _choose_rates_by_update(self, active: list[Weight], setting: OptimalLR) -> None:
+        for batch in batches(active):
+            before = torch.stack([w.matrices_before() for w in batch])
+            after = torch.stack([w.matrices() for w in batch])
+            # In units of the update that was made, the learning rate is 1.
+            fractions = setting.rate_from(setting.coefficients(before, before - after).sum(1), 1.0)
+            for w, fraction in zip(batch, fractions, strict=True):
+                w.fraction = fraction
+
+
+def _check_setting(value: object, kind: type, name: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        hint = f" Add parentheses: {kind.__name__}()." if value is kind else ""
+        raise TypeError(f"treat({name}=...) needs a setting such as {kind.__name__}(); got {value!r}.{hint}")
+
+
+def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """The parameter group of each parameter, by its id; anew at each step, as load_state_dict replaces the groups."""
+    return {id(p): group for group in optimizer.param_groups for p in group["params"]}
