@@ -1,0 +1,26 @@
+"""Meta-layers that decompose a covariance: whitening, covariance pooling, colouring (paper: section 6.1)."""
+
+from orthocond.layers.base import SVDLayer
+from orthocond.layers.colouring import WhitenColor2d, whiten_color
+from orthocond.layers.convert import convert_batchnorm, convert_sync
+from orthocond.layers.pooling import CovariancePool2d, covariance_pool
+from orthocond.layers.whitening import (
+    DecorrelatedBatchNorm1d,
+    DecorrelatedBatchNorm2d,
+    DecorrelatedBatchNorm3d,
+    whiten,
+)
+
+__all__ = [
+    "CovariancePool2d",
+    "DecorrelatedBatchNorm1d",
+    "DecorrelatedBatchNorm2d",
+    "DecorrelatedBatchNorm3d",
+    "SVDLayer",
+    "WhitenColor2d",
+    "convert_batchnorm",
+    "convert_sync",
+    "covariance_pool",
+    "whiten",
+    "whiten_color",
+]

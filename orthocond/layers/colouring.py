@@ -1,0 +1,162 @@
+"""Whitening and colouring: features take the mean and covariance of others (paper: appendix A, WCT)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from orthocond.layers.base import Observer, SVDLayer, blame_features, check_features, check_solver
+from orthocond.layers.statistics import rounding_variance
+from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
+from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative
+
+_EIGH = Eigh()
+_PER = ("image", "batch")
+
+
+def whiten_color(
+    content: Tensor,
+    style: Tensor,
+    *,
+    alpha: float = 1.0,
+    eps: float = 1e-5,
+    per: str = "image",
+    solver: Solver = _EIGH,
+) -> Tensor:
+    r"""Give the content features the mean and covariance of the style features.
+
+    Returns :math:`\alpha y + (1 - \alpha) x_c` with
+    :math:`y = (P_s + \varepsilon I)^{1/2} (P_c + \varepsilon I)^{-1/2} (x_c - \mu_c) + \mu_s`. The ridge is the same in
+    both roots, so that features in their own style stay what they are. The map is one matrix product; its gradient,
+    to content and style, is exact and twice differentiable with `Eigh`.
+
+    Args:
+        content: Features ``(B, C, *)`` with at least one dimension of positions.
+        style: Features ``(B, C, *)``, or ``(1, C, *)`` for one style for all; it may have other positions.
+        alpha: Strength, from 0 (the content as it is) to 1.
+        eps: Ridge added to every eigenvalue of both covariances, at least 0.
+        per: Whether mean and covariance are those of each ``"image"`` or of the whole ``"batch"``.
+        solver: How the roots are computed.
+
+    Returns:
+        The features, with shape and dtype of ``content``.
+
+    Raises:
+        TypeError: If a tensor is not a real floating-point tensor or ``solver`` is not a `Solver`.
+        ValueError: If shapes do not fit, a choice, ``alpha`` or ``eps`` is not valid, or features are not finite.
+
+    Accuracy:
+        Statistics and roots are computed in float64; the covariance of the result is that of the style up to the
+        ridge, relative to the smallest eigenvalue of the content's, where that has full rank.
+
+    Example:
+        >>> content, style = torch.randn(2, 3, 32, 32), torch.rand(1, 3, 20, 20)
+        >>> y = whiten_color(content, style)
+        >>> bool(torch.dist(torch.cov(y[0].flatten(1)), torch.cov(style[0].flatten(1))) < 1e-3)
+        True
+
+    References:
+        Song, Sebe, Wang (2022), appendix A. Li et al., *Universal Style Transfer via Feature Transforms* (2017).
+    """
+    check_choice(per, "whiten_color(per=...)", _PER)
+    check_solver(solver, "whiten_color")
+    eps = check_not_negative(eps, "whiten_color(eps=...)")
+    return _whiten_color(content, style, alpha, eps, per, solver, "whiten_color", None)
+
+
+def _whiten_color(
+    content: Tensor,
+    style: Tensor,
+    alpha: float,
+    eps: float,
+    per: str,
+    solver: Solver,
+    name: str,
+    observe: Observer | None,
+) -> Tensor:
+    _check_pair(content, style, alpha, per, name)
+    with torch.autocast(content.device.type, enabled=False):
+        mean, covariance = _moments(content, per)
+        style_mean, style_covariance = _moments(style, per)
+        if observe is not None:
+            observe(covariance)
+        identity = torch.eye(content.shape[1], dtype=covariance.dtype, device=covariance.device)
+        try:
+            ridged = covariance + rounding_variance(covariance, mean, content.dtype) * identity
+            inverse = inv_sqrtm(ridged, eps=eps, solver=solver)
+            ridged = style_covariance + rounding_variance(style_covariance, style_mean, style.dtype) * identity
+            colour = sqrtm(ridged, eps=eps, solver=solver) @ inverse
+        except (ValueError, RuntimeError) as error:
+            blame_features(content, f"The content of {name}", error)
+            blame_features(style, f"The style of {name}", error)
+            raise
+        offset = alpha * (style_mean - colour @ mean)
+        matrix = alpha * colour + (1 - alpha) * identity
+        x = content.flatten(2).to(at_least_float32(content.dtype))
+        matrix, offset = (part.to(x.dtype).expand(len(x), -1, -1) for part in (matrix, offset))
+        return torch.baddbmm(offset, matrix, x).reshape(content.shape).to(content.dtype)
+
+
+def _check_pair(content: object, style: object, alpha: float, per: str, name: str) -> None:
+    shapes = []
+    for x, role in ((content, "content"), (style, "style")):
+        x = check_features(x, f"{name}({role})", tuple(range(3, max(4, getattr(x, "ndim", 0) + 1))))
+        if math.prod(x.shape[2:]) * (len(x) if per == "batch" else 1) < 2:
+            raise ValueError(f"{name} needs at least two positions per {per}; {role} has shape {tuple(x.shape)}.")
+        shapes.append(x.shape)
+    (batch, channels), (style_batch, style_channels) = shapes[0][:2], shapes[1][:2]
+    if channels != style_channels or (per == "image" and style_batch not in (1, batch)):
+        raise ValueError(
+            f"{name} needs a style with {channels} channels and, per image, {batch} images or one; got content "
+            f"{tuple(shapes[0])} and style {tuple(shapes[1])}."
+        )
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"{name}(alpha=...) needs a number from 0 to 1; got {alpha!r}.")
+
+
+def _moments(x: Tensor, per: str) -> tuple[Tensor, Tensor]:
+    """Mean ``(B, C, 1)`` and biased covariance ``(B, C, C)`` in float64, with B = 1 for the whole batch."""
+    features = x.flatten(2) if per == "image" else x.movedim(1, 0).flatten(1).unsqueeze(0)
+    features = features.double()
+    mean = features.mean(-1, keepdim=True)
+    z = features - mean
+    return mean, z @ z.mT / z.shape[-1]
+
+
+class WhitenColor2d(SVDLayer):
+    """Whitening and colouring of feature maps: `whiten_color` as a layer without parameters.
+
+    Args:
+        alpha: Strength, from 0 (the content as it is) to 1.
+        eps: Ridge added to every eigenvalue of both covariances, at least 0.
+        per: Whether mean and covariance are those of each ``"image"`` or of the whole ``"batch"``.
+        solver: How the roots are computed.
+
+    Raises:
+        TypeError: As `whiten_color`.
+        ValueError: As `whiten_color`.
+
+    Example:
+        >>> layer = WhitenColor2d(alpha=0.6)
+        >>> layer(torch.randn(2, 16, 32, 32), torch.randn(2, 16, 24, 24)).shape
+        torch.Size([2, 16, 32, 32])
+
+    References:
+        Song, Sebe, Wang (2022), appendix A.
+    """
+
+    def __init__(self, alpha: float = 1.0, eps: float = 1e-5, per: str = "image", solver: Solver = _EIGH) -> None:
+        super().__init__(solver)
+        check_choice(per, "WhitenColor2d(per=...)", _PER)
+        self.alpha = alpha
+        self.eps = check_not_negative(eps, "WhitenColor2d(eps=...)")
+        self.per = per
+
+    def forward(self, content: Tensor, style: Tensor) -> Tensor:
+        check_features(content, "WhitenColor2d(content)", (4,))
+        check_features(style, "WhitenColor2d(style)", (4,))
+        arguments = (self.alpha, self.eps, self.per, self.solver, "WhitenColor2d", self._observe)
+        return _whiten_color(content, style, *arguments)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}, eps={self.eps}, per={self.per!r}, solver={self.solver}"

@@ -1,0 +1,147 @@
+"""Global covariance pooling: the square root of each image's covariance (paper: section 6.1, GCP)."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from orthocond.layers.base import SVDLayer, blame_features, check_features, check_solver
+from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
+from orthocond.matrix._common import add_ridge, check_choice, check_not_negative
+
+_EIGH = Eigh()
+_OUTPUTS = ("triu", "matrix")
+
+
+def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
+    r"""Square root of the covariance of the channels over the positions of each image.
+
+    Returns :math:`(P + \varepsilon I)^{1/2}` with :math:`P = X J X^T`, :math:`J = (I - 1 1^T / N) / N`, for X the
+    ``(d, N)`` features of an image.
+
+    With fewer positions than channels P is singular, and a decomposition returns noise for its zero eigenvalues, whose
+    root and, above all, gradient is large. Here they never appear: with Z the centred features over :math:`\sqrt N`,
+    so that :math:`P = Z Z^T`, the default solver decomposes the smaller :math:`Z^T Z` and returns
+    :math:`P^{1/2} = Z (Z^T Z)^{-1/2} Z^T`, and eigenvalues below the rounding of the features count as zero. The
+    gradient to the features is exact, and can be differentiated twice.
+
+    Args:
+        x: Features ``(B, d, *)`` with at least one dimension of positions.
+        output: ``"triu"`` gives the upper triangle with the diagonal, row by row, ``(B, d(d+1)/2)``; ``"matrix"`` the
+            whole matrix, ``(B, d, d)``.
+        eps: Ridge added to every eigenvalue, at least 0.
+        solver: How the root is computed. Solvers other than `Eigh` always take the ``d x d`` covariance.
+
+    Returns:
+        The pooled features, with dtype and device of ``x``.
+
+    Raises:
+        TypeError: If ``x`` is not a real floating-point tensor or ``solver`` is not a `Solver`.
+        ValueError: If there are no two positions, a choice or ``eps`` is not valid, or features are not finite.
+
+    Accuracy:
+        Computed in float64: relative error of about the machine epsilon of ``x``, down to variances of its square.
+
+    Example:
+        >>> covariance_pool(torch.randn(2, 256, 7, 7)).shape
+        torch.Size([2, 32896])
+
+    References:
+        Song, Sebe, Wang (2022), section 6.1 and appendix A.
+    """
+    check_choice(output, "covariance_pool(output=...)", _OUTPUTS)
+    check_solver(solver, "covariance_pool")
+    x = _check_positions(x, "covariance_pool", tuple(range(3, max(4, getattr(x, "ndim", 0) + 1))))
+    return _pool(_centred(x), x, output, check_not_negative(eps, "covariance_pool(eps=...)"), solver)
+
+
+def _check_positions(x: object, name: str, dims: tuple[int, ...]) -> Tensor:
+    x = check_features(x, name, dims)
+    if math.prod(x.shape[2:]) < 2:
+        raise ValueError(
+            f"{name} needs at least two positions in each image to compute a covariance; got shape {tuple(x.shape)}."
+        )
+    return x
+
+
+def _centred(x: Tensor) -> Tensor:
+    """``X J`` in float64, ``(B, d, N)``, so that its product with its transpose is the covariance."""
+    features = x.flatten(2).double()
+    return (features - features.mean(-1, keepdim=True)) / math.sqrt(features.shape[-1])
+
+
+def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        try:
+            root = _root(z, eps, _with_tolerance(solver, z, x.dtype, eps))
+        except (ValueError, RuntimeError) as error:
+            blame_features(x, "Covariance pooling", error)
+            raise
+        if output == "triu":
+            rows, columns = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
+            root = root.flatten(1).index_select(1, rows * z.shape[1] + columns)
+        return root.to(x.dtype)
+
+
+def _with_tolerance(solver: Solver, z: Tensor, dtype: torch.dtype, eps: float) -> Solver:
+    """Let the default tolerance of `Eigh` be what is known of the features: rounding of them and of the products."""
+    if not isinstance(solver, Eigh) or solver.rank_tol is not None or eps > 0:
+        return solver
+    tolerance = max(torch.finfo(dtype).eps ** 2, max(z.shape[1:]) * torch.finfo(z.dtype).eps)
+    return replace(solver, rank_tol=tolerance)
+
+
+def _root(z: Tensor, eps: float, solver: Solver) -> Tensor:
+    """``(Z Zᵀ + eps I)^1/2``, from the smaller of the two products of Z if the solver is exact."""
+    if not isinstance(solver, Eigh) or z.shape[1] <= z.shape[2]:
+        return sqrtm(z @ z.mT, eps=eps, solver=solver)
+    gram = z.mT @ z
+    if eps == 0:
+        return z @ inv_sqrtm(gram, solver=solver) @ z.mT
+    # sqrt(λ + eps) = sqrt(eps) + λ / (sqrt(λ + eps) + sqrt(eps)), and the left-out directions of P have λ = 0.
+    divisor = add_ridge(sqrtm(gram, eps=eps, solver=solver), math.sqrt(eps))
+    return add_ridge(z @ torch.linalg.solve(divisor, z.mT), math.sqrt(eps))
+
+
+class CovariancePool2d(SVDLayer):
+    r"""Global covariance pooling of feature maps: `covariance_pool` as a layer, in place of average pooling.
+
+    It has no parameters; the 1x1 convolution that usually reduces the channels before it belongs to the model.
+
+    Args:
+        solver: How the root is computed.
+        output: ``"triu"`` for the upper triangle ``(B, d(d+1)/2)``, ``"matrix"`` for ``(B, d, d)``.
+        eps: Ridge added to every eigenvalue, at least 0.
+
+    Raises:
+        TypeError: As `covariance_pool`.
+        ValueError: As `covariance_pool`.
+
+    Example:
+        >>> pool = CovariancePool2d(output="matrix")
+        >>> x = torch.randn(2, 64, 7, 7)
+        >>> root = pool(x)
+        >>> covariance = torch.stack([torch.cov(image.flatten(1), correction=0) for image in x])
+        >>> bool(torch.dist(root @ root, covariance) < 1e-4)
+        True
+
+    References:
+        Song, Sebe, Wang (2022), section 6.1 and appendix A.
+    """
+
+    def __init__(self, solver: Solver = _EIGH, output: str = "triu", eps: float = 0.0) -> None:
+        super().__init__(solver)
+        check_choice(output, "CovariancePool2d(output=...)", _OUTPUTS)
+        self.output = output
+        self.eps = check_not_negative(eps, "CovariancePool2d(eps=...)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = _centred(_check_positions(x, "CovariancePool2d", (4,)))
+        if self.training and self.observer is not None:
+            with torch.no_grad():
+                self._observe(z @ z.mT)
+        return _pool(z, x, self.output, self.eps, self.solver)
+
+    def extra_repr(self) -> str:
+        return f"solver={self.solver}, output={self.output!r}, eps={self.eps}"

@@ -1,0 +1,102 @@
+"""Mean and covariance of features in one pass, in float64, over one or several processes (paper: appendix A)."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from orthocond.layers.base import affine
+from orthocond.layers.synchronise import sum_across
+
+# Entries that are converted to float64 and multiplied at a time: half a megabyte, which stays in a core's cache.
+_CHUNK = 2**16
+
+
+class Moments(NamedTuple):
+    """Mean ``(C,)`` and biased covariance ``(groups, C / groups, C / groups)`` in float64, and how many samples."""
+
+    mean: Tensor
+    covariance: Tensor
+    samples: int | Tensor
+
+
+def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool = False) -> Moments:
+    r"""Mean :math:`\mu` and covariance :math:`E[(x - \mu)(x - \mu)^T]` of each group of channels.
+
+    They are accumulated in float64 from one pass over the features, and keep no copy of them for the gradient, which
+    can be differentiated again.
+
+    Args:
+        x: Features ``(batch, C, positions)``.
+        groups: Number of equal groups of channels.
+        group: Process group; None is the default group.
+        synchronise: Whether the samples of all processes of the group count.
+    """
+    count = x.shape[0] * x.shape[2]
+    if not synchronise:
+        mean, covariance = _Moments.apply(x, groups)
+        return Moments(mean, covariance, count)
+    size = x.shape[1] // groups
+    if count:
+        mean, covariance = _Moments.apply(x, groups)
+    else:  # a process without samples still takes part in the sum, and in its gradient
+        mean = x.sum((0, 2), dtype=torch.float64)
+        covariance = mean.new_zeros(groups, size, size)
+    # In float64 the raw second moment loses nothing that the features have, so that one message is enough.
+    raw = covariance + _outer(mean, groups)
+    total = sum_across(torch.cat([mean.new_ones(1), mean, raw.flatten()]) * count, group)
+    everywhere, mean, raw = total[0].detach(), total[1 : 1 + len(mean)], total[1 + len(mean) :]
+    mean = mean / everywhere
+    return Moments(mean, raw.reshape(groups, size, size) / everywhere - _outer(mean, groups), everywhere)
+
+
+def rounding_variance(covariance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """Variance that rounding to ``dtype`` alone gives the features of each group, ``(groups, 1, 1)``.
+
+    A direction with less variance than that holds no information: whitening must not blow it up. Features of 1e6 in
+    float32 have a rounding variance of 1e-3, far above the usual ridge of 1e-5.
+    """
+    power = covariance.detach().diagonal(dim1=-2, dim2=-1) + mean.detach().reshape(covariance.shape[:-1]).square()
+    return (power.amax(-1) * (torch.finfo(dtype).eps ** 2 / 12))[..., None, None]
+
+
+def _outer(mean: Tensor, groups: int) -> Tensor:
+    blocks = mean.reshape(groups, -1, 1)
+    return blocks @ blocks.mT
+
+
+class _Moments(Function):
+    """Mean and covariance of ``(batch, C, positions)``; saves only the features themselves."""
+
+    @staticmethod
+    def forward(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+        batch, channels, positions = x.shape
+        if torch.compiler.is_compiling():
+            samples, width = batch, positions  # a loop would be unrolled
+        else:
+            samples, width = max(1, _CHUNK // (channels * positions)), max(1, _CHUNK // channels)
+        # Shifted by the mean of a part, the products do not cancel even where the mean is much above the deviation.
+        shift = x[:samples].mean((0, 2), dtype=torch.float64)
+        total = torch.zeros_like(shift)
+        scatter = shift.new_zeros(groups, channels // groups, channels // groups)
+        for images in x.split(samples):
+            for part in images.split(width, dim=2):
+                z = torch.sub(part, shift.unsqueeze(-1)).transpose(0, 1).reshape(groups, channels // groups, -1)
+                total += z.sum(-1).flatten()
+                scatter.baddbmm_(z, z.mT)
+        count = batch * positions
+        return shift + total / count, scatter / count - _outer(total / count, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor, None]:
+        # dL/dx = (G + Gᵀ)(x - μ) / n + g / n, an affine map of the features like the whitening itself.
+        x, mean = ctx.saved_tensors
+        count = x.shape[0] * x.shape[2]
+        matrix = (grad_covariance + grad_covariance.mT) / count
+        offset = grad_mean / count - (matrix @ mean.reshape(len(matrix), -1, 1)).flatten()
+        return affine(x, matrix.to(x.dtype), offset.to(x.dtype)), None

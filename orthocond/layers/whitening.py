@@ -1,0 +1,396 @@
+"""Decorrelated batch normalisation: features whitened by P^-1/2 (paper: section 6.1, decorrelated BN)."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from orthocond.layers.base import SVDLayer, affine, blame_features, check_features, check_solver, flatten
+from orthocond.layers.statistics import Moments, moments, rounding_variance
+from orthocond.layers.synchronise import several_processes
+from orthocond.matrix import Eigh, Solver, inv_sqrtm
+from orthocond.matrix._common import at_least_float32, check_choice, check_count, check_not_negative, look
+
+_EIGH = Eigh()
+_STATISTICS = ("running_mean", "running_covariance", "running_whitening")
+
+
+def check_groups(channels: int, groups: int, name: str) -> None:
+    """Raise a `ValueError` if ``groups`` does not divide the channels."""
+    check_count(groups, f"{name}(groups=...)", 1)
+    if channels % groups:
+        raise ValueError(
+            f"{name} needs groups that divide the channels; got {channels} channels and {groups} groups. "
+            f"Divisors are {[d for d in range(1, channels + 1) if channels % d == 0]}."
+        )
+
+
+def whiten(x: Tensor, *, groups: int = 1, eps: float = 1e-5, solver: Solver = _EIGH) -> Tensor:
+    r"""Whiten features by their own batch statistics (ZCA).
+
+    Returns :math:`(P + \varepsilon I)^{-1/2} (x - \mu)` with the mean :math:`\mu` and the biased covariance
+    :math:`P` of the channels over batch and positions. It is what `DecorrelatedBatchNorm2d` computes in training,
+    without affine parameters and running statistics.
+
+    Args:
+        x: Features ``(N, C, *)`` with any number of position dimensions, or none.
+        groups: Number of equal groups of channels, each whitened by itself.
+        eps: Ridge added to every eigenvalue, at least 0.
+        solver: How the inverse root is computed.
+
+    Returns:
+        The whitened features, with shape, dtype and memory format of ``x``.
+
+    Raises:
+        TypeError: If ``x`` is not a real floating-point tensor or ``solver`` is not a `Solver`.
+        ValueError: If ``groups`` does not divide the channels, there is one value per channel, or features are not
+            finite.
+
+    Accuracy:
+        As `DecorrelatedBatchNorm2d`.
+
+    Example:
+        >>> y = whiten(torch.randn(8, 3, 16, 16) + 5, eps=0.0)
+        >>> print(torch.cov(y.movedim(1, 0).flatten(1), correction=0).round(decimals=4).abs())
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [0., 0., 1.]])
+    """
+    x = check_features(x, "whiten", tuple(range(2, max(3, getattr(x, "ndim", 0) + 1))))
+    check_groups(x.shape[1], groups, "whiten")
+    check_solver(solver, "whiten")
+    flat, layout = flatten(x.to(at_least_float32(x.dtype)))
+    _check_count(flat.shape[0] * flat.shape[2], x.shape, "whiten")
+    found = moments(flat, groups)
+    matrix = _whitening(found, x, check_not_negative(eps, "whiten(eps=...)"), solver, "whiten")
+    offset = -(matrix @ found.mean.reshape(groups, -1, 1)).flatten()
+    return layout.restore(affine(flat, matrix.to(flat.dtype), offset.to(flat.dtype))).to(x.dtype)
+
+
+def _check_count(count: int, shape: torch.Size, name: str) -> None:
+    if count < 2:
+        raise ValueError(
+            f"{name} needs more than one value per channel to compute a covariance; got features of shape "
+            f"{tuple(shape)}. Use a larger batch, drop_last=True in the loader, or eval()."
+        )
+
+
+def _whitening(found: Moments, x: Tensor, eps: float, solver: Solver, name: str) -> Tensor:
+    """``(P + eps I)^-1/2`` in float64; variance that is only the rounding of the features is not blown up."""
+    covariance = found.covariance
+    identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    ridged = covariance + rounding_variance(covariance, found.mean, x.dtype) * identity
+    try:
+        return inv_sqrtm(ridged, eps=eps, solver=solver)
+    except (ValueError, RuntimeError) as error:
+        blame_features(x, name, error)
+        raise
+
+
+class Transform(NamedTuple):
+    """The affine map ``matrix @ x + offset`` of the channels: ``(groups, C / groups, C / groups)`` and ``(C,)``."""
+
+    matrix: Tensor
+    offset: Tensor
+
+
+class _DecorrelatedBatchNorm(SVDLayer):
+    _dims: ClassVar[tuple[int, ...]]
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor | None
+    running_covariance: Tensor | None
+    running_whitening: Tensor | None
+    num_batches_tracked: Tensor | None
+    whitening: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        groups: int = 1,
+        solver: Solver = _EIGH,
+        average: str = "covariance",
+        synchronise: bool = False,
+        process_group: Any = None,
+    ) -> None:
+        super().__init__(solver)
+        name = type(self).__name__
+        check_count(num_features, f"{name}(num_features=...)", 1)
+        check_groups(num_features, groups, name)
+        check_choice(average, f"{name}(average=...)", ("covariance", "whitening"))
+        self.num_features = num_features
+        self.eps = check_not_negative(eps, f"{name}(eps=...)")
+        self.momentum = momentum
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        self.groups = groups
+        self.average = average
+        self.synchronise = synchronise
+        self.process_group = process_group
+        for parameter in ("weight", "bias"):
+            value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if affine else None
+            self.register_parameter(parameter, value)
+        self._whitened_from: object = None
+        self._register_statistics(device, at_least_float32(dtype or torch.get_default_dtype()))
+        self.reset_parameters()
+
+    def _register_statistics(self, device: Any, dtype: torch.dtype) -> None:
+        size = self.num_features // self.groups
+        for name in (*_STATISTICS, "whitening"):
+            self.register_buffer(name, None, persistent=name != "whitening")
+        self.register_buffer("num_batches_tracked", None)
+        if not self.track_running_stats:
+            return
+        self.running_mean = torch.zeros(self.num_features, device=device, dtype=dtype)
+        square = torch.eye(size, device=device, dtype=dtype).repeat(self.groups, 1, 1)
+        if self.average == "covariance":
+            self.running_covariance, self.whitening = square, square.clone()
+        else:
+            self.running_whitening = square
+        self.num_batches_tracked = torch.tensor(0, device=device)
+
+    def reset_running_stats(self) -> None:
+        """Set the running mean to 0 and the running covariance, or whitening matrix, to the identity."""
+        if self.running_mean is None or self.num_batches_tracked is None:
+            return
+        self.running_mean.zero_()
+        size = self.num_features // self.groups
+        for square in (self.running_covariance, self.running_whitening):
+            if square is not None:
+                square.copy_(torch.eye(size, device=square.device, dtype=square.dtype))
+        self.num_batches_tracked.zero_()
+        self._refresh()
+
+    def reset_parameters(self) -> None:
+        """Reset the statistics, the weight to 1 and the bias to 0."""
+        self.reset_running_stats()
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = check_features(x, type(self).__name__, self._dims, self.num_features)
+        flat, layout = flatten(x.to(at_least_float32(x.dtype)))
+        if self.training or self.running_mean is None:
+            transform = self._batch_transform(flat, x)
+        else:
+            transform = self.inference_transform()
+        matrix, offset = (part.to(flat.dtype) for part in transform)
+        return layout.restore(affine(flat, matrix, offset)).to(x.dtype)
+
+    def inference_transform(self) -> Transform:
+        """The map ``matrix @ x + offset`` of evaluation mode: whitening, mean and affine parameters in one.
+
+        Raises:
+            RuntimeError: If the layer keeps no running statistics.
+        """
+        if self.running_mean is None:
+            raise RuntimeError(
+                f"{type(self).__name__} was built with track_running_stats=False and whitens by the batch in "
+                "evaluation too, so it has no fixed transform."
+            )
+        return self._combine(self.running_mean, self._running_whitening())
+
+    def _combine(self, mean: Tensor, whitening: Tensor) -> Transform:
+        """``γ W x + (β - γ W μ)``."""
+        shape = (self.groups, self.num_features // self.groups, 1)
+        matrix = whitening
+        if self.weight is not None:
+            matrix = self.weight.to(matrix.dtype).reshape(shape) * matrix
+        offset = -(matrix @ mean.reshape(shape)).flatten()
+        if self.bias is not None:
+            offset = self.bias.to(offset.dtype) + offset
+        return Transform(matrix, offset)
+
+    def _batch_transform(self, flat: Tensor, x: Tensor) -> Transform:
+        name = type(self).__name__
+        synchronise = self.synchronise and self.training and several_processes(self.process_group)
+        count = flat.shape[0] * flat.shape[2]
+        if not synchronise:
+            _check_count(count, x.shape, name)
+        found = moments(flat, self.groups, self.process_group, synchronise=synchronise)
+        if count < 2 and look(torch.as_tensor(found.samples) < 2):
+            _check_count(count, x.shape, name)
+        self._observe(found.covariance)
+        whitening = _whitening(found, x, self.eps, self.solver, name)
+        if self.training and self.running_mean is not None:
+            self._update(found, whitening)
+        return self._combine(found.mean, whitening)
+
+    @torch.no_grad()
+    def _update(self, found: Moments, whitening: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        pairs = [(self.running_mean, found.mean)]
+        if self.running_covariance is not None:
+            unbiased = found.samples / (found.samples - 1)
+            pairs.append((self.running_covariance, found.covariance * unbiased))
+        if self.running_whitening is not None:
+            pairs.append((self.running_whitening, whitening))
+        for running, new in pairs:
+            share = self.num_batches_tracked.to(running.dtype).reciprocal() if self.momentum is None else self.momentum
+            running.lerp_(new.to(running.dtype), share)
+
+    def _running_whitening(self) -> Tensor:
+        if self.running_whitening is not None:
+            return self.running_whitening
+        # Exported and compiled graphs hold the stored matrix, not its eigendecomposition.
+        if not torch.compiler.is_compiling() and self._source() != self._whitened_from:
+            self._refresh()
+        assert self.whitening is not None
+        return self.whitening
+
+    def _source(self) -> object:
+        """What the stored whitening matrix was computed from; unequal to itself where changes leave no trace."""
+        covariance = self.running_covariance
+        if covariance is None or covariance.is_inference():
+            return object()
+        return covariance.data_ptr(), covariance._version, self.eps, self.solver
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        """Store the whitening matrix of the running covariance."""
+        covariance = self.running_covariance
+        if covariance is None or covariance.is_meta:
+            return
+        # The stored entries are rounded, so eigenvalues are known up to that fraction of the largest variance.
+        rounding = torch.finfo(covariance.dtype).eps * covariance.diagonal(dim1=-2, dim2=-1).amax(-1)
+        identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
+        ridged = covariance.double() + rounding.double()[:, None, None] * identity
+        self.whitening = inv_sqrtm(ridged, eps=self.eps, solver=self.solver).to(covariance.dtype)
+        self._whitened_from = self._source()
+
+    def train(self, mode: bool = True) -> "_DecorrelatedBatchNorm":
+        """Switch between training and evaluation; entering evaluation computes the whitening matrix once."""
+        super().train(mode)
+        if not mode and self._source() != self._whitened_from:
+            self._refresh()
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_DecorrelatedBatchNorm":
+        before = {name: self._buffers[name] for name in _STATISTICS}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and at_least_float32(new.dtype) != new.dtype:
+                # half() and bfloat16() would leave too few digits of a covariance to invert it.
+                self._buffers[name] = old.to(new.device)
+        if not self.training:
+            self._refresh()
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict = self._from_batchnorm(dict(state_dict), prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if not self.training:
+            self._refresh()
+
+    def _from_batchnorm(self, state: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Accept the state of an ``nn.BatchNorm``: its variances become a diagonal covariance."""
+        if prefix + "running_var" in state and self.running_mean is not None:
+            variance = state.pop(prefix + "running_var")
+            name, diagonal = "running_covariance", variance
+            if self.average == "whitening":
+                name, diagonal = "running_whitening", (variance + self.eps).rsqrt()
+            state[prefix + name] = torch.diag_embed(diagonal.reshape(self.groups, -1))
+        return state
+
+    def extra_repr(self) -> str:
+        text = (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, groups={self.groups}, solver={self.solver}"
+        )
+        if self.average != "covariance":
+            text += f", average={self.average!r}"
+        if self.synchronise:
+            text += ", synchronise=True"
+        return text
+
+
+class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
+    """`DecorrelatedBatchNorm2d` for features ``(N, C)`` or ``(N, C, L)``, in place of ``nn.BatchNorm1d``.
+
+    Example:
+        >>> DecorrelatedBatchNorm1d(32, groups=4)(torch.randn(100, 32)).shape
+        torch.Size([100, 32])
+    """
+
+    _dims = (2, 3)
+
+
+class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
+    r"""Batch normalisation that also decorrelates the channels, in place of ``nn.BatchNorm2d``.
+
+    In training :math:`y = \gamma \circ (P + \varepsilon I)^{-1/2} (x - \mu) + \beta` with mean :math:`\mu` and biased
+    covariance :math:`P` over batch and positions; in evaluation the same with their running averages. Arguments,
+    defaults, modes and names are those of ``nn.BatchNorm2d``, whose state it also loads (variances become a diagonal
+    covariance, which changes nothing in evaluation).
+
+    Mean and covariance take one pass in float64 and the whole map is one matrix product, with the memory of plain batch
+    normalisation. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with `Eigh`). The
+    whitening matrix of evaluation is computed once, when the layer enters evaluation or its statistics change, and is
+    stored in the buffer ``whitening``, so that exported graphs hold no decomposition. Statistics stay in float32
+    under ``half()`` and ``bfloat16()``; half-precision features are whitened in float32.
+
+    Args:
+        num_features: Number of channels C.
+        eps: Ridge added to every eigenvalue of the covariance.
+        momentum: Weight of the new batch in the running statistics; None averages all batches equally.
+        affine: Whether the layer has ``weight`` and ``bias``.
+        track_running_stats: Whether to keep running statistics; without them evaluation uses the batch too.
+        device: Device of parameters and buffers.
+        dtype: Dtype of parameters and, if it is not a half precision, of buffers.
+        groups: Number of equal groups of channels, each whitened by itself. A group needs fewer samples.
+        solver: How the inverse root is computed.
+        average: What is averaged for evaluation. ``"covariance"`` keeps ``running_covariance`` ``(groups, C / groups,
+            C / groups)``, unbiased as in ``nn.BatchNorm2d``. ``"whitening"`` keeps ``running_whitening``, as the
+            authors of the paper do; with few samples its mean is biased, since :math:`E[P^{-1/2}] \neq E[P]^{-1/2}`.
+        synchronise: Whether the batch is that of all processes, as in ``nn.SyncBatchNorm``; also set by
+            `convert_sync`. It works on any backend, CPU included, and with batches of different sizes.
+        process_group: The processes to synchronise with; None means all.
+
+    Raises:
+        TypeError: If ``solver`` is not a `Solver`, or the input is not a real floating-point tensor.
+        ValueError: If ``groups`` does not divide the channels, the input has another number of dimensions or channels,
+            one value per channel in training, or values that are not finite.
+
+    Accuracy:
+        The output's covariance is :math:`P (P + \varepsilon I)^{-1}`; it deviates from that by about the machine
+        epsilon of the features' dtype times the root of the condition number. Directions whose variance is below the
+        rounding of the features are not amplified beyond it.
+
+    Example:
+        >>> layer = DecorrelatedBatchNorm2d(3)
+        >>> x = torch.randn(8, 3, 16, 16) @ torch.randn(16, 16) + 5
+        >>> y = layer(x)
+        >>> print(torch.cov(y.movedim(1, 0).flatten(1), correction=0).round(decimals=3).abs())
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [0., 0., 1.]], grad_fn=<AbsBackward0>)
+
+    References:
+        Song, Sebe, Wang (2022), section 6.1. Huang et al., *Decorrelated Batch Normalization* (2018).
+    """
+
+    _dims = (4,)
+
+
+class DecorrelatedBatchNorm3d(_DecorrelatedBatchNorm):
+    """`DecorrelatedBatchNorm2d` for features ``(N, C, D, H, W)``, in place of ``nn.BatchNorm3d``.
+
+    Example:
+        >>> DecorrelatedBatchNorm3d(4)(torch.randn(2, 4, 5, 6, 7)).shape
+        torch.Size([2, 4, 5, 6, 7])
+    """
+
+    _dims = (5,)
