@@ -66,7 +66,7 @@ class Layout(NamedTuple):
     def restore(self, y: Tensor) -> Tensor:
         """Give ``(batch, C, positions)`` the shape and memory format of the features it came from."""
         if self.channels_last:
-            return y.reshape(self.shape[0], *self.shape[2:], -1).movedim(-1, 1)
+            return y.reshape(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1)
         return y.reshape(self.shape)
 
 

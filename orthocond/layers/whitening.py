@@ -257,9 +257,10 @@ class _DecorrelatedBatchNorm(SVDLayer):
             return object()
         return covariance.data_ptr(), covariance._version, self.eps, self.solver
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _refresh(self) -> None:
-        """Store the whitening matrix of the running covariance."""
+        """Store the whitening matrix of the running covariance, as a tensor that every mode can use."""
         covariance = self.running_covariance
         if covariance is None or covariance.is_meta:
             return

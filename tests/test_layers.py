@@ -1,0 +1,636 @@
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from scipy.linalg import fractional_matrix_power
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+from orthocond.layers import (
+    CovariancePool2d,
+    DecorrelatedBatchNorm1d,
+    DecorrelatedBatchNorm2d,
+    DecorrelatedBatchNorm3d,
+    SVDLayer,
+    WhitenColor2d,
+    convert_batchnorm,
+    convert_sync,
+    covariance_pool,
+    whiten,
+    whiten_color,
+)
+from orthocond.matrix import SVD, Eigh, NewtonSchulz, sqrtm
+
+F64 = torch.float64
+LAYERS = {
+    2: DecorrelatedBatchNorm1d,
+    3: DecorrelatedBatchNorm1d,
+    4: DecorrelatedBatchNorm2d,
+    5: DecorrelatedBatchNorm3d,
+}
+SHAPES = {2: (60, 6), 3: (10, 6, 7), 4: (5, 6, 4, 5), 5: (4, 6, 3, 2, 4)}
+
+
+def features(*shape, dtype=torch.float32, mean=2.0, spread=10.0):
+    """Correlated channels with condition number of about spread² and a mean."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(shape, generator=generator, dtype=F64)
+    mix = torch.linalg.qr(torch.randn(shape[1], shape[1], generator=generator, dtype=F64))[0]
+    mix = mix * torch.linspace(0, -1, shape[1], dtype=F64).mul(torch.tensor(spread).log()).exp()
+    offset = mean * torch.randn(shape[1], generator=generator, dtype=F64)
+    return (torch.einsum("oi,ni...->no...", mix, x) + offset.reshape(-1, *[1] * (len(shape) - 2))).to(dtype)
+
+
+def channels(x):
+    """(C, samples) in float64."""
+    return x.detach().movedim(1, 0).flatten(1).double()
+
+
+def covariance(x):
+    return torch.cov(channels(x), correction=0)
+
+
+def root_of(p, power):
+    """The oracle: a matrix power by SciPy's general algorithm."""
+    return torch.from_numpy(fractional_matrix_power(p.numpy(), power).real)
+
+
+def whitened(x, eps=1e-5):
+    """Reference in float64, written as the definition."""
+    flat = channels(x)
+    centred = flat - flat.mean(1, keepdim=True)
+    p = centred @ centred.T / flat.shape[1]
+    y = root_of(p + eps * torch.eye(len(p), dtype=F64), -0.5) @ centred
+    return y.reshape(x.shape[1], x.shape[0], *x.shape[2:]).movedim(1, 0)
+
+
+def set_affine(layer):
+    with torch.no_grad():
+        layer.weight.copy_(torch.linspace(0.5, 2, layer.num_features))
+        layer.bias.copy_(torch.linspace(-1, 1, layer.num_features))
+    return layer
+
+
+# values
+
+
+@pytest.mark.parametrize("dims", SHAPES)
+def test_whitening_equals_its_definition(dims):
+    x = features(*SHAPES[dims])
+    layer = set_affine(LAYERS[dims](6))
+    shape = (-1, *[1] * (dims - 2))
+    expected = whitened(x) * layer.weight.reshape(shape) + layer.bias.reshape(shape)
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whiten(x).double(), whitened(x), rtol=1e-4, atol=1e-5)
+
+
+def test_groups_are_whitened_by_themselves():
+    x = features(20, 6, 5, 5)
+    y = whiten(x, groups=3)
+    for start in (0, 2, 4):
+        part = slice(start, start + 2)
+        torch.testing.assert_close(y[:, part], whiten(x[:, part]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whiten(x, groups=6), nn.BatchNorm2d(6, affine=False)(x), rtol=1e-4, atol=1e-5)
+
+
+def test_evaluation_uses_running_covariance():
+    layer = set_affine(DecorrelatedBatchNorm2d(6, momentum=0.3)).double()
+    mean, running = torch.zeros(6, dtype=F64), torch.eye(6, dtype=F64)
+    for seed in range(3):
+        x = features(5, 6, 4, 4, dtype=F64) * (seed + 1)
+        layer(x)
+        mean = 0.7 * mean + 0.3 * channels(x).mean(1)
+        running = 0.7 * running + 0.3 * torch.cov(channels(x))  # unbiased, as nn.BatchNorm's running variance
+    torch.testing.assert_close(layer.running_mean, mean)
+    torch.testing.assert_close(layer.running_covariance[0], running)
+    assert layer.num_batches_tracked == 3
+    x = features(2, 6, 3, 3, dtype=F64)
+    whitening = root_of(running + 1e-5 * torch.eye(6, dtype=F64), -0.5)
+    y = torch.einsum("oi,nihw->nohw", whitening, x - mean.reshape(-1, 1, 1))
+    y = y * layer.weight.reshape(-1, 1, 1) + layer.bias.reshape(-1, 1, 1)
+    torch.testing.assert_close(layer.eval()(x), y)
+
+
+def test_average_of_whitening_matrices_as_the_authors_do():
+    layer = DecorrelatedBatchNorm2d(6, average="whitening", momentum=0.1).double()
+    expected = torch.eye(6, dtype=F64)
+    for seed in range(3):
+        x = features(5, 6, 4, 4, dtype=F64) * (seed + 1)
+        layer(x)
+        expected = 0.9 * expected + 0.1 * root_of(covariance(x) + 1e-5 * torch.eye(6, dtype=F64), -0.5)
+    torch.testing.assert_close(layer.running_whitening[0], expected)
+    assert layer.running_covariance is None
+    x = features(2, 6, 3, 3, dtype=F64)
+    y = torch.einsum("oi,nihw->nohw", expected, x - layer.running_mean.reshape(-1, 1, 1))
+    torch.testing.assert_close(layer.eval()(x), y)
+
+
+def test_momentum_none_averages_all_batches_equally():
+    layer = DecorrelatedBatchNorm1d(4, momentum=None).double()
+    batches = [features(50, 4, dtype=F64) * scale for scale in (1, 2, 5)]
+    for x in batches:
+        layer(x)
+    torch.testing.assert_close(layer.running_mean, sum(x.mean(0) for x in batches) / 3)
+    torch.testing.assert_close(layer.running_covariance[0], sum(torch.cov(x.T) for x in batches) / 3)
+
+
+@pytest.mark.parametrize(("d", "positions", "eps"), [(3, 5, 0.0), (3, 5, 0.1), (9, 4, 0.0), (9, 4, 0.1), (9, 9, 0.0)])
+def test_pooling_equals_its_definition(d, positions, eps):
+    x = features(4, d, positions, positions)[..., : positions // 2 + 1]
+    root = covariance_pool(x, output="matrix", eps=eps).double()
+    for image, q in zip(x.double().flatten(2), root, strict=True):
+        p = torch.cov(image, correction=0) + eps * torch.eye(d, dtype=F64)
+        torch.testing.assert_close(q @ q, p, rtol=1e-4, atol=1e-5 * p.trace().item())
+        torch.testing.assert_close(q, q.mT, rtol=0, atol=1e-6)
+        assert torch.linalg.eigvalsh(q).min() > -1e-6
+    packed = covariance_pool(x, eps=eps)
+    assert packed.shape == (4, d * (d + 1) // 2)
+    rows, columns = torch.triu_indices(d, d)
+    assert torch.equal(packed, root.float()[:, rows, columns])
+
+
+def test_both_sides_of_a_wide_covariance_give_the_same_root():
+    """The decomposition of the N x N product stands for that of the d x d covariance: values and gradients."""
+    x = features(2, 12, 2, 3, dtype=F64, spread=3.0).requires_grad_()
+    weight = torch.randn(12, 12, dtype=F64)
+    for eps in (0.0, 0.3):
+        thin = covariance_pool(x, output="matrix", eps=eps)
+        centred = x.flatten(2) - x.flatten(2).mean(-1, keepdim=True)
+        full = sqrtm(centred @ centred.mT / 6, eps=eps, solver=Eigh(rank_tol=1e-12 if eps == 0 else None))
+        torch.testing.assert_close(thin, full)
+        gradients = [torch.autograd.grad((q * weight).sum(), x)[0] for q in (thin, full)]
+        torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("per", ["image", "batch"])
+def test_coloured_features_take_mean_and_covariance_of_the_style(per):
+    content, style = features(3, 5, 8, 9, dtype=F64), features(3, 5, 6, 6, dtype=F64, mean=7.0, spread=3.0).flip(1)
+    y = whiten_color(content, style, per=per, eps=0.0)
+    pairs = zip(y, style, strict=True) if per == "image" else [(y.movedim(1, 0), style.movedim(1, 0))]
+    for ours, theirs in pairs:
+        ours, theirs = ours.flatten(1), theirs.flatten(1)
+        torch.testing.assert_close(torch.cov(ours, correction=0), torch.cov(theirs, correction=0))
+        torch.testing.assert_close(ours.mean(1), theirs.mean(1))
+    half = whiten_color(content, style, per=per, eps=0.0, alpha=0.5)
+    torch.testing.assert_close(half, (y + content) / 2)
+
+
+def test_own_style_changes_nothing():
+    x = features(2, 5, 2, 2, dtype=F64)  # four positions: rank 3 of 5
+    torch.testing.assert_close(whiten_color(x, x), x)
+
+
+def test_one_style_for_all_images():
+    content, style = features(3, 4, 6, 6), features(1, 4, 5, 5).flip(1)
+    y = WhitenColor2d()(content, style)
+    torch.testing.assert_close(y[2:], whiten_color(content[2:], style))
+
+
+# invariants
+
+
+@pytest.mark.parametrize(("dtype", "spread", "bound"), [
+    (torch.float32, 1e1, 2e-6),
+    (torch.float32, 1e3, 5e-4),
+    (F64, 1e3, 1e-9),
+    (torch.bfloat16, 3.0, 2e-2),
+])  # fmt: skip
+@pytest.mark.parametrize("groups", [1, 2])
+def test_output_has_identity_covariance(dtype, spread, bound, groups):
+    x = features(16, 8, 8, 8, dtype=dtype, spread=spread)
+    y = whiten(x, eps=0.0, groups=groups)
+    assert y.dtype == dtype
+    size = 8 // groups
+    for start in range(0, 8, size):
+        block = covariance(y)[start : start + size, start : start + size]
+        assert torch.dist(block, torch.eye(size, dtype=F64)) < bound * 8
+    assert y.double().mean((0, 2, 3)).abs().max() < 50 * bound
+
+
+@pytest.mark.parametrize("mean", [1e2, 1e4])
+def test_a_large_mean_costs_no_more_than_in_batch_normalisation(mean):
+    x = features(16, 4, 8, 8, mean=mean, spread=2.0)
+    reference = nn.BatchNorm2d(4, affine=False).double()(x.double())
+    error_of_batchnorm = (nn.BatchNorm2d(4, affine=False)(x) - reference).abs().max()
+    error = (whiten(x).double() - whitened(x)).abs().max()
+    assert error < 10 * error_of_batchnorm
+
+
+def test_evaluation_tends_to_training():
+    layer = DecorrelatedBatchNorm2d(6)
+    x = features(64, 6, 8, 8)
+    for _ in range(200):
+        trained = layer(x)
+    torch.testing.assert_close(layer.eval()(x), trained, rtol=1e-2, atol=1e-3)  # biased against unbiased: 1/4096
+
+
+def test_directions_without_variance_are_not_blown_up():
+    """Features of 1e6 with a duplicated channel: rounding is 0.06 there, and a ridge of 1e-5 would amplify it."""
+    x = 1e6 * features(16, 4, 8, 8)
+    x = torch.cat([x, x[:, :2] * 1.0000001], 1)
+    layer = DecorrelatedBatchNorm2d(6, momentum=1.0)
+    assert layer(x).abs().max() < 30
+    assert layer.eval()(x).abs().max() < 30
+
+
+def test_pooling_of_few_positions_has_no_noise():
+    """196 positions and 256 channels: zero eigenvalues give no noise, neither in float32 nor in its gradient."""
+    x = torch.randn(2, 256, 14, 14).relu()
+    results = []
+    for dtype in (torch.float32, F64):
+        z = x.to(dtype, copy=True).requires_grad_()
+        root = CovariancePool2d(output="matrix")(z)
+        (root * torch.linspace(-1, 1, 256, dtype=dtype)).sum().backward()
+        assert torch.linalg.matrix_rank(root[0].double(), rtol=1e-5) == 195
+        results.append((root.detach().double(), z.grad.double()))
+    (root, gradient), (root64, gradient64) = results
+    torch.testing.assert_close(root, root64, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, gradient64, rtol=1e-4, atol=1e-6)
+
+
+def test_observer_sees_the_covariance_of_training_only():
+    seen = []
+    x = features(4, 6, 5, 5)
+    for layer, inputs in (
+        (DecorrelatedBatchNorm2d(6, groups=2), (x,)),
+        (CovariancePool2d(), (x,)),
+        (WhitenColor2d(per="batch"), (x, x.flip(1))),
+    ):
+        assert isinstance(layer, SVDLayer)
+        layer.observer = seen.append
+        layer(*inputs)
+        layer.eval()(*inputs)
+    whitening, pooling, colouring = seen
+    assert not any(p.requires_grad for p in seen)
+    expected = covariance(x)
+    torch.testing.assert_close(whitening, torch.stack([expected[:3, :3], expected[3:, 3:]]))
+    torch.testing.assert_close(pooling[1], torch.cov(x[1].flatten(1).double(), correction=0))
+    torch.testing.assert_close(colouring[0], expected)
+
+
+# gradients
+
+
+@pytest.mark.parametrize("dims", SHAPES)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradient_of_whitening(dims, groups):
+    x = features(*[min(n, 4) if i != 1 else n for i, n in enumerate(SHAPES[dims])], dtype=F64, spread=3.0)
+    x = (x if dims > 2 else features(9, 6, dtype=F64, spread=3.0)).requires_grad_()
+    layer = set_affine(LAYERS[dims](6, eps=1e-2, groups=groups)).double()
+    gradcheck(lambda x, w, b: torch.func.functional_call(layer, {"weight": w, "bias": b}, x),
+              (x, layer.weight, layer.bias))  # fmt: skip
+
+
+def test_second_gradients():
+    x = features(3, 3, 2, 2, dtype=F64, spread=2.0).requires_grad_()
+    style = features(3, 3, 3, 1, dtype=F64, spread=2.0).flip(1).requires_grad_()
+    wide = features(1, 5, 2, 2, dtype=F64, spread=2.0).requires_grad_()
+    gradgradcheck(lambda x: whiten(x, eps=1e-2), x)
+    gradgradcheck(lambda x: whiten(x.to(memory_format=torch.channels_last), eps=1e-2), x)
+    gradgradcheck(covariance_pool, x)
+    gradgradcheck(covariance_pool, wide)
+    gradgradcheck(lambda x, s: whiten_color(x, s, eps=1e-2, per="batch"), (x, style))
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(2, 3, 3, 3), (2, 7, 2, 2), (2, 4, 2, 2)])
+def test_gradient_of_pooling(shape, eps):
+    x = features(*shape, dtype=F64, spread=2.0).requires_grad_()
+    gradcheck(lambda x: covariance_pool(x, eps=eps), x)
+
+
+@pytest.mark.parametrize("per", ["image", "batch"])
+def test_gradient_of_colouring(per):
+    content = features(2, 3, 2, 4, dtype=F64, spread=2.0).requires_grad_()
+    style = features(2, 3, 3, 3, dtype=F64, spread=2.0).flip(1).contiguous().requires_grad_()
+    gradcheck(lambda c, s: whiten_color(c, s, alpha=0.7, eps=1e-2, per=per), (content, style))
+
+
+def test_gradient_equals_the_plain_composition():
+    """Long features, which the one pass cuts into parts, against autograd through the definition."""
+    x = features(3, 8, 150, 100, dtype=F64)
+    weight = torch.randn_like(x)
+    gradients = []
+    for compute in (whiten, _composed):
+        z = x.clone().requires_grad_()
+        (compute(z) * weight).sum().backward()
+        gradients.append(z.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+
+
+def _composed(x):
+    flat = x.movedim(1, 0).flatten(1)
+    centred = flat - flat.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(centred @ centred.T / flat.shape[1])
+    y = (vectors * (values + 1e-5).rsqrt()) @ vectors.T @ centred
+    return y.reshape(x.shape[1], x.shape[0], *x.shape[2:]).movedim(1, 0)
+
+
+# shapes and dtypes
+
+
+@pytest.mark.parametrize("layer", [DecorrelatedBatchNorm2d(8, groups=2), DecorrelatedBatchNorm2d(8)])
+def test_channels_last_is_kept(layer):
+    x = features(4, 8, 6, 5)
+    last = x.to(memory_format=torch.channels_last)
+    for _ in range(2):
+        y = layer(last)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(y, layer(x), rtol=1e-5, atol=1e-5)
+        layer.eval()
+    assert layer(x).is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    x = features(32, 8, 8, 8, dtype=dtype, spread=5.0)
+    layer = DecorrelatedBatchNorm2d(8).to(dtype)
+    assert layer.weight.dtype == dtype
+    assert layer.running_covariance.dtype == torch.float32  # a covariance in half precision cannot be inverted
+    y = layer(x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), whitened(x), rtol=2e-2, atol=2e-2)
+    assert layer.eval()(x).dtype == dtype
+    assert covariance_pool(x).dtype == dtype
+    assert whiten_color(x, x).dtype == dtype
+
+
+def test_autocast_does_not_touch_the_matrix_work():
+    layer = DecorrelatedBatchNorm2d(8)
+    x = features(32, 8, 8, 8, spread=100.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, layer(x.clone()))
+        torch.testing.assert_close(CovariancePool2d()(x), covariance_pool(x))
+        assert nn.Sequential(nn.Conv2d(8, 8, 1), layer)(x).dtype == torch.bfloat16
+    with torch.autocast("cpu", enabled=False):
+        torch.testing.assert_close(y, layer(x))
+
+
+@pytest.mark.parametrize("solver", [Eigh(), SVD(), NewtonSchulz(20)], ids=repr)
+def test_every_solver_fits_every_layer(solver):
+    x = features(3, 4, 6, 6, spread=2.0).requires_grad_()
+    exact = Eigh()
+    for compute in (
+        lambda solver: DecorrelatedBatchNorm2d(4, solver=solver)(x),
+        lambda solver: CovariancePool2d(solver=solver)(x),
+        lambda solver: WhitenColor2d(solver=solver)(x, x.flip(1)),
+    ):
+        torch.testing.assert_close(compute(solver), compute(exact), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["constant", "duplicated", "zero", "one image", "1e6", "1e-6", "bfloat16"])
+def test_training_stays_finite(case):
+    """Inputs that break others, through DBN and covariance pooling, for several steps of SGD."""
+    x = features(1 if case == "one image" else 8, 3, 8, 8)
+    if case == "constant":
+        x[:, 1] = 3
+    elif case == "duplicated":
+        x[:, 1] = x[:, 0]
+    elif case == "zero":
+        x.zero_()
+    elif case in ("1e6", "1e-6"):
+        x = x * float(case)
+    model = nn.Sequential(
+        nn.Conv2d(3, 40, 3), DecorrelatedBatchNorm2d(40), nn.ReLU(), CovariancePool2d(), nn.Linear(820, 4)
+    )
+    model.append(nn.LogSoftmax(-1))
+    if case == "bfloat16":
+        x, model = x.bfloat16(), model.bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    target = torch.arange(len(x)) % 4
+    for _ in range(6):
+        optimizer.zero_grad()
+        nn.functional.nll_loss(model(x).float(), target).backward()
+        for parameter in model.parameters():
+            assert torch.isfinite(parameter.grad).all()
+        optimizer.step()
+    assert torch.isfinite(model.eval()(x)).all()
+
+
+# errors
+
+
+def test_errors_of_whitening():
+    with pytest.raises(ValueError, match=r"needs groups that divide the channels; got 6 channels and 4 groups"):
+        DecorrelatedBatchNorm2d(6, groups=4)
+    with pytest.raises(ValueError, match="divide"):
+        whiten(torch.randn(4, 6), groups=4)
+    with pytest.raises(ValueError, match=r"needs one of 'covariance', 'whitening'; got 'mean'"):
+        DecorrelatedBatchNorm2d(6, average="mean")
+    with pytest.raises(TypeError, match=r"Add parentheses: Eigh\(\)"):
+        DecorrelatedBatchNorm2d(6, solver=Eigh)
+    layer = DecorrelatedBatchNorm2d(6)
+    with pytest.raises(ValueError, match=r"DecorrelatedBatchNorm2d needs 4-D features .* got shape \(8, 6\)"):
+        layer(torch.randn(8, 6))
+    with pytest.raises(ValueError, match="2-D or 3-D"):
+        DecorrelatedBatchNorm1d(6)(torch.randn(8, 6, 2, 2))
+    with pytest.raises(ValueError, match="built for 6 channels"):
+        layer(torch.randn(8, 5, 2, 2))
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        layer(torch.randn(1, 6, 1, 1))
+    with pytest.raises(TypeError, match="floating-point"):
+        layer(torch.ones(8, 6, 2, 2, dtype=torch.int64))
+    layer.eval()(torch.randn(1, 6, 1, 1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_are_named(value):
+    x = torch.randn(2, 6, 4, 4)
+    x[1, 2, 3, 0] = value
+    for layer in (DecorrelatedBatchNorm2d(6), CovariancePool2d(), lambda x: whiten_color(torch.randn(2, 6, 4, 4), x)):
+        with pytest.raises(ValueError, match="needs finite features; 1 of 192"):
+            layer(x)
+
+
+def test_errors_of_pooling_and_colouring():
+    with pytest.raises(ValueError, match="at least two positions"):
+        covariance_pool(torch.randn(2, 6, 1, 1))
+    with pytest.raises(ValueError, match="4-D"):
+        CovariancePool2d()(torch.randn(2, 6, 5))
+    with pytest.raises(ValueError, match="'triu', 'matrix'"):
+        CovariancePool2d(output="full")
+    x = torch.randn(3, 6, 4, 4)
+    with pytest.raises(ValueError, match="3 images or one"):
+        whiten_color(x, x[:2])
+    with pytest.raises(ValueError, match="6 channels"):
+        whiten_color(x, x[:, :3])
+    with pytest.raises(ValueError, match="0 to 1"):
+        whiten_color(x, x, alpha=2.0)
+    with pytest.raises(ValueError, match="'image', 'batch'"):
+        WhitenColor2d(per="pixel")
+
+
+# life cycle
+
+
+def trained(**options):
+    layer = set_affine(DecorrelatedBatchNorm2d(6, **options))
+    layer(features(8, 6, 5, 5))
+    return layer
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 3}, {"average": "whitening"}, {"affine": False}], ids=str)
+def test_state_and_copies(options):
+    layer = DecorrelatedBatchNorm2d(6, **options)
+    layer(features(8, 6, 5, 5))
+    layer.observer = lambda p: None
+    names = {"running_mean", f"running_{options.get('average', 'covariance')}", "num_batches_tracked"}
+    names |= {"weight", "bias"} if options.get("affine", True) else set()
+    assert set(layer.state_dict()) == names
+    fresh = DecorrelatedBatchNorm2d(6, **options).eval()
+    fresh.load_state_dict(layer.state_dict())
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    others = [fresh, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False)]
+    x = features(2, 6, 3, 3)
+    expected = layer.eval()(x)
+    for other in others:
+        assert other.observer is None
+        torch.testing.assert_close(other.eval()(x), expected, rtol=0, atol=0)
+    assert layer.observer is not None
+
+
+def test_state_of_batchnorm_is_accepted():
+    old = nn.BatchNorm2d(6)
+    old(features(8, 6, 5, 5))
+    x = features(2, 6, 3, 3)
+    for options in ({}, {"groups": 2}, {"average": "whitening"}):
+        new = nn.Sequential(DecorrelatedBatchNorm2d(6, **options))
+        new.load_state_dict(nn.Sequential(old).state_dict())
+        torch.testing.assert_close(new.eval()(x), old.eval()(x), rtol=1e-5, atol=1e-5)
+    assert "running_var" in old.state_dict()
+
+
+def test_conversion_keeps_parameters_statistics_and_outputs():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Sequential(nn.BatchNorm2d(6, momentum=0.3)))
+    model(features(8, 3, 5, 5))
+    x = features(2, 3, 5, 5)
+    expected = model.eval()(x)
+    weight = model[2][0].weight
+    model.train()
+    assert convert_batchnorm(model, ["2.0"], groups=2) is model
+    assert isinstance(model[1], nn.BatchNorm2d)
+    layer = model[2][0]
+    assert isinstance(layer, DecorrelatedBatchNorm2d)
+    assert layer.weight is weight
+    assert (layer.training, layer.momentum, layer.groups, int(layer.num_batches_tracked)) == (True, 0.3, 2, 1)
+    torch.testing.assert_close(model.eval()(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(convert_batchnorm(model)(x), expected, rtol=1e-5, atol=1e-5)
+    assert isinstance(convert_batchnorm(nn.BatchNorm1d(6, affine=False)), DecorrelatedBatchNorm1d)
+    with pytest.raises(ValueError, match=r"got \['0'\]"):
+        convert_batchnorm(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(6)), ["0"])
+    with pytest.raises(ValueError, match="without any"):
+        convert_batchnorm(nn.Sequential(nn.ReLU()))
+    assert layer.synchronise is False
+    assert convert_sync(model)[2][0].synchronise is True
+    with pytest.raises(ValueError, match="without any"):
+        convert_sync(nn.Sequential(nn.ReLU()))
+
+
+def test_stored_whitening_follows_the_statistics():
+    """However the buffers change, evaluation sees it; and while they do not, nothing is decomposed."""
+    x = features(2, 6, 3, 3)
+    layer = trained().eval()
+
+    def check():
+        p = layer.running_covariance[0].double() + 1e-5 * torch.eye(6, dtype=F64)
+        expected = layer.weight.double()[:, None] * root_of(p.detach(), -0.5)
+        torch.testing.assert_close(layer.inference_transform().matrix[0].double(), expected, rtol=1e-3, atol=1e-4)
+
+    check()
+    layer.running_covariance.mul_(4)
+    check()
+    layer.running_covariance = torch.eye(6)[None] * 3
+    check()
+    layer.eps = 0.0
+    check()
+    layer.reset_running_stats()
+    check()
+    with torch.inference_mode():
+        layer(x)
+        layer.running_covariance.mul_(4)
+        check()
+    check()
+    layer.double()
+    assert layer.whitening.dtype == F64
+    check()
+    stored = layer.whitening
+    layer(x.double())
+    layer.train().eval()(x.double())
+    assert layer.whitening is stored
+
+
+def test_without_running_statistics():
+    layer = DecorrelatedBatchNorm2d(6, track_running_stats=False)
+    x = features(8, 6, 5, 5)
+    torch.testing.assert_close(layer.eval()(x), layer.train()(x))
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    layer.reset_running_stats()
+    with pytest.raises(RuntimeError, match="track_running_stats=False"):
+        layer.inference_transform()
+
+
+def test_inference_transform_is_the_layer():
+    layer = trained(groups=2).eval()
+    x = features(4, 6, 3, 3)
+    matrix, offset = layer.inference_transform()
+    y = torch.einsum("oi,nihw->nohw", torch.block_diag(*matrix), x) + offset.reshape(-1, 1, 1)
+    torch.testing.assert_close(y, layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_meta_device_and_assigned_state():
+    source = trained()
+    with torch.device("meta"):
+        layer = DecorrelatedBatchNorm2d(6)
+    layer.load_state_dict(source.state_dict(), assign=True)
+    x = features(2, 6, 3, 3)
+    torch.testing.assert_close(layer.eval()(x), source.eval()(x))
+
+
+def test_repr():
+    text = repr(DecorrelatedBatchNorm2d(8, groups=2, solver=NewtonSchulz(5), average="whitening", synchronise=True))
+    assert text == (
+        "DecorrelatedBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, groups=2, "
+        "solver=NewtonSchulz(steps=5, normalize='trace'), average='whitening', synchronise=True)"
+    )
+    assert repr(CovariancePool2d(eps=0.1)) == (
+        "CovariancePool2d(solver=Eigh(precision='auto', rank_tol=None), output='triu', eps=0.1)"
+    )
+    assert "alpha=0.5, eps=1e-05, per='image'" in repr(WhitenColor2d(0.5))
+
+
+def test_evaluation_exports_without_a_decomposition():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), trained()).eval()
+    x = features(4, 3, 8, 8)
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},))
+    assert not [node for node in program.graph.nodes if "linalg" in str(node.target)]
+    other = features(7, 3, 8, 8)
+    torch.testing.assert_close(program.module()(other), model(other))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_model_has_the_same_losses(backend):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 6, 3), DecorrelatedBatchNorm2d(6), nn.ReLU(), CovariancePool2d(), nn.Linear(21, 3)
+    model = nn.Sequential(*layers)
+    x, target = features(8, 3, 8, 8), torch.arange(8) % 3
+    losses = []
+    for compile_it in (False, True):
+        trial = copy.deepcopy(model)
+        forward = torch.compile(trial, fullgraph=True, backend=backend) if compile_it else trial
+        optimizer = torch.optim.SGD(trial.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(forward(x), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        losses.append(float(nn.functional.cross_entropy(forward.eval()(x), target).detach()))
+    torch.testing.assert_close(losses[:5], losses[5:], rtol=1e-4, atol=1e-5)

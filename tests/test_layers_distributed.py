@@ -1,0 +1,93 @@
+"""Two processes with synchronised statistics do what one process does on the whole batch."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, convert_sync
+
+F64 = torch.float64
+
+
+def run(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        for sizes in ((5, 5), (7, 2), (9, 1), (6, 0)):
+            check_values_and_gradients(rank, sizes)
+        check_one_value_per_channel()
+        check_evaluation_is_local(rank)
+        check_training(rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_values_and_gradients(rank, sizes):
+    """Unequal shards, one of them empty: outputs, gradients and statistics are those of the whole batch."""
+    torch.manual_seed(0)
+    x = torch.randn(sum(sizes), 6, 4, 5, dtype=F64) @ torch.randn(5, 5, dtype=F64) + 3
+    weight = torch.randn_like(x)
+    start = sum(sizes[:rank])
+    mine = slice(start, start + sizes[rank])
+    for groups in (1, 2):
+        whole, shared = (DecorrelatedBatchNorm2d(6, groups=groups).to(F64) for _ in range(2))
+        convert_sync(shared)
+        seen = []
+        shared.observer = seen.append
+        everything = x.clone().requires_grad_()
+        expected = whole(everything)
+        (expected * weight).sum().backward()
+        local = x[mine].clone().requires_grad_()
+        y = shared(local)
+        (y * weight[mine]).sum().backward()
+        torch.testing.assert_close(y, expected[mine])
+        torch.testing.assert_close(local.grad, everything.grad[mine])
+        torch.testing.assert_close(shared.running_mean, whole.running_mean)
+        torch.testing.assert_close(shared.running_covariance, whole.running_covariance)
+        assert seen[0].shape == (groups, 6 // groups, 6 // groups)
+        # The affine parameters receive their own shard's gradient, which data parallelism adds up.
+        gradient = shared.weight.grad.clone()
+        dist.all_reduce(gradient)
+        torch.testing.assert_close(gradient, whole.weight.grad)
+
+
+def check_one_value_per_channel():
+    """One value on each of two processes is a batch of two; one value on one process alone is not enough."""
+    layer = DecorrelatedBatchNorm1d(3, synchronise=True)
+    assert torch.isfinite(layer(torch.randn(1, 3))).all()
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        layer(torch.randn(1 - dist.get_rank(), 3))
+
+
+def check_evaluation_is_local(rank):
+    layer = DecorrelatedBatchNorm1d(3, synchronise=True)
+    layer(torch.randn(5, 3))
+    if rank == 0:  # a collective call would wait for the other process for ever
+        layer.eval()(torch.randn(5, 3))
+
+
+def check_training(rank):
+    """Training under DistributedDataParallel equals training on the whole batch."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 6, 3), DecorrelatedBatchNorm2d(6), nn.ReLU(), CovariancePool2d(), nn.Linear(21, 4)
+    single = nn.Sequential(*layers).to(F64)
+    parallel = DistributedDataParallel(convert_sync(copy.deepcopy(single)))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (single, parallel)]
+    for _ in range(3):
+        x, target = torch.randn(8, 3, 7, 7, dtype=F64), torch.randint(4, (8,))
+        for model, part, optimizer in zip(
+            (single, parallel), (slice(0, 8), slice(4 * rank, 4 * rank + 4)), optimizers, strict=True
+        ):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[part]), target[part]).backward()
+            optimizer.step()
+    for expected, value in zip(single.state_dict().values(), parallel.module.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+def test_two_processes_equal_one(tmp_path):
+    torch.multiprocessing.spawn(run, (tmp_path / "store",), nprocs=2)
