@@ -131,7 +131,7 @@ class Weight:
 def find_weight(target: nn.Module | Tensor, history: int) -> Weight:
     """The weight of a module, or a parameter, if it can be treated."""
     if isinstance(target, nn.Module):
-        kind = type(target).__name__
+        kind = parametrize.type_before_parametrizations(target).__name__
         parameter, name = _weight_of(target), f"{kind}.weight"
         groups = getattr(target, "groups", 1)
         if parametrize.is_parametrized(target, "weight"):
@@ -155,7 +155,7 @@ def find_weight(target: nn.Module | Tensor, history: int) -> Weight:
 
 def _weight_of(module: nn.Module) -> Tensor:
     """The parameter behind ``module.weight``."""
-    kind = type(module).__name__
+    kind = parametrize.type_before_parametrizations(module).__name__
     if parametrize.is_parametrized(module, "weight"):
         originals = module.parametrizations["weight"]  # type: ignore[index]
         if not hasattr(originals, "original"):

@@ -9,9 +9,6 @@ from torch import Tensor
 from orthocond.matrix._common import check_choice, check_floating
 
 _FORMS = ("exact", "newton", "paper")
-# Newton steps on each root of the cubic. The closed form is accurate to rounding relative to the largest root; two
-# steps give a root that is much smaller the same relative accuracy.
-_POLISH = 2
 
 
 @dataclass(frozen=True)
@@ -213,25 +210,41 @@ def _minimiser(coefficients: Tensor, low: Tensor | None, high: Tensor | None) ->
 
 
 def _cubic_roots(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Real roots of ``s³ + a s² + b s + c`` as ``(*, 3)``; a single one is repeated."""
+    """The real roots of ``s³ + a s² + b s + c`` among ``(*, 3)`` numbers; the others are no roots.
+
+    The closed form is accurate to rounding relative to the largest root alone. So it gives that one, the factor that
+    is left gives the other two, and Newton steps polish all.
+    """
     shift = a / 3
     p = b - a * shift
     q = 2 * shift**3 - shift * b + c
     discriminant = (q / 2).square() + (p / 3) ** 3
-    # One real root: Cardano, with the sign that does not cancel.
+    # One real root: Cardano, with the sign that does not cancel. Three: the trigonometric form.
     u = (q.abs() / 2 + discriminant.clamp(min=0).sqrt()).pow(1 / 3)
-    single = -torch.sgn(q) * (u - p / (3 * torch.where(u > 0, u, 1)))
-    # Three real roots: the trigonometric form.
+    single = -torch.sgn(q) * (u - p / (3 * _not_zero(u)))
     radius = (-p / 3).clamp(min=0).sqrt()
-    cosine = (-q / 2 / torch.where(radius > 0, radius, 1) ** 3).clamp(-1, 1)
-    angles = torch.arange(3, dtype=q.dtype, device=q.device) * (2 * math.pi / 3)
-    triple = 2 * radius[..., None] * torch.cos(torch.arccos(cosine)[..., None] / 3 + angles)
+    angle = torch.arccos((-q / 2 / _not_zero(radius) ** 3).clamp(-1, 1))[..., None]
+    turns = torch.arange(3, dtype=q.dtype, device=q.device) * (2 * math.pi)
+    triple = 2 * radius[..., None] * torch.cos((angle + turns) / 3)
     roots = torch.where((discriminant > 0)[..., None], single[..., None], triple) - shift[..., None]
+    largest = roots.gather(-1, roots.abs().argmax(-1, keepdim=True))
     a, b, c = a[..., None], b[..., None], c[..., None]
-    for _ in range(_POLISH):
+    largest = _polish(largest, a, b, c)
+    # (s - largest) (s² + 2 half s + product)
+    product = -c / _not_zero(largest)
+    half = (product - b) / _not_zero(largest) / 2
+    outer = -half - torch.where(half < 0, -1, 1) * (half.square() - product).clamp(min=0).sqrt()
+    return _polish(torch.cat((largest, outer, product / _not_zero(outer)), -1), a, b, c)
+
+
+def _polish(roots: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Two Newton steps, each taken only where it brings the cubic nearer to 0."""
+    for _ in range(2):
         value = c + roots * (b + roots * (a + roots))
-        slope = b + roots * (2 * a + 3 * roots)
-        better = roots - value / torch.where(slope == 0, torch.inf, slope)
-        better_value = c + better * (b + better * (a + better))
-        roots = torch.where(better_value.abs() < value.abs(), better, roots)
+        better = roots - value / _not_zero(b + roots * (2 * a + 3 * roots))
+        roots = torch.where((c + better * (b + better * (a + better))).abs() < value.abs(), better, roots)
     return roots
+
+
+def _not_zero(x: Tensor) -> Tensor:
+    return torch.where(x == 0, 1, x)

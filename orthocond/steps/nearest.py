@@ -97,7 +97,7 @@ class NearestOrthogonal:
             short, long = sorted(update.shape[-2:])
             eps = torch.finfo(update.dtype).eps * math.sqrt(long)
             # The largest singular value is at least |Δ|/√r. At most 1/2, so that some direction is left.
-            noise = eps * before.abs().amax() * math.sqrt(short) / norm.amin().clamp(min=_TINY)
+            noise = eps * before.abs().amax() * math.sqrt(short) / norm.amax().clamp(min=_TINY)
             rank_tol = max(eps if rank_tol is None else rank_tol, min(float(noise), 0.5))
         nearest = polar(update, method=self.method, rank_tol=rank_tol).double()
         ratio = norm / nearest.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
