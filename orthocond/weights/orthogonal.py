@@ -1,0 +1,244 @@
+"""Hard orthogonality: the weight is an orthogonal matrix by construction (paper: section 3.2, OW)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from orthocond.matrix import polar
+from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative
+from orthocond.matrix.decompose import check_finite_batch
+from orthocond.weights._common import (
+    check_full_rank,
+    check_gain,
+    eye_like,
+    find_parameter,
+    groups_of,
+    matrices,
+)
+from orthocond.weights.input_aware import FollowInput, Metric, add_relative_ridge, check_layer, check_positive
+
+# Share of the mean eigenvalue added to a running metric: single batches can have directions without variance.
+_RUNNING_RIDGE = 1e-4
+
+
+class Orthogonal(nn.Module):
+    """The parametrisation behind `orthogonal`: maps a raw weight to one that is orthogonal.
+
+    Args:
+        weight: The weight that it will be registered on.
+        groups: Number of groups of the convolution.
+        map: ``"cayley"``, ``"exponential"`` or ``"polar"``.
+        gain: Factor of the orthogonal matrix.
+        metric: The metric in which it is orthogonal; None for the usual one.
+    """
+
+    base: Tensor
+
+    def __init__(
+        self,
+        weight: Tensor,
+        groups: int = 1,
+        map: str = "cayley",
+        gain: float = 1.0,
+        metric: Metric | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice(map, "orthogonal(map=...)", tuple(_MAPS))
+        self.shape = weight.shape
+        self.groups = groups
+        self.map = map
+        self.gain = check_gain(gain, "orthogonal")
+        self.metric = metric
+        w = matrices(weight.detach(), groups)
+        self.register_buffer("base", torch.zeros_like(w, dtype=at_least_float32(w.dtype)))
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return the orthogonal weight that the raw one stands for."""
+        with torch.autocast(raw.device.type, enabled=False):
+            x = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
+            base = self.base.to(x.dtype)
+            if x.shape[-2] < x.shape[-1]:
+                q = _MAPS[self.map](x.mT, base.mT).mT
+            else:
+                q = _MAPS[self.map](x, base)
+            if self.metric is not None:
+                # A copy: the next forward may overwrite it, and a backward through this one still needs it.
+                q = q @ self.metric.root.to(q.dtype, copy=True)
+            return (self.gain * q).reshape(self.shape).to(raw.dtype)
+
+    def right_inverse(self, value: Tensor) -> Tensor:
+        """Take the polar factor of a weight as the base, and the weight itself as the raw one, which stands for it."""
+        if value.shape != self.shape:
+            raise ValueError(
+                f"The orthogonal weight needs shape {tuple(self.shape)}; got a value of shape {tuple(value.shape)}."
+            )
+        raw = value.detach().clone()
+        x = matrices(raw, self.groups).double()
+        if self.metric is not None:
+            x = x @ self.metric.square_root()
+            raw = x.reshape(self.shape).to(value.dtype)
+        q = polar(x)
+        check_full_rank(q, "orthogonal")
+        self.base.copy_(q)
+        return raw
+
+    def extra_repr(self) -> str:
+        return f"map={self.map!r}, gain={self.gain}, groups={self.groups}"
+
+
+def _tangent(x: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """Split ``A = X Bᵀ - B Xᵀ`` into ``BᵀAB`` and ``K = (I - BBᵀ) X``: then ``A = B (BᵀAB) Bᵀ + K Bᵀ - B Kᵀ``."""
+    inner = base.mT @ x
+    return inner - inner.mT, x - base @ inner
+
+
+def _cayley(x: Tensor, base: Tensor) -> Tensor:
+    """``(I - A/2)⁻¹ (I + A/2) B`` for tall X and B.
+
+    A has rank 2k, and two block eliminations leave one k x k inverse, ``D = (I - BᵀAB/2 + KᵀK/4)⁻¹``, of a matrix
+    whose symmetric part is at least I: the result is ``B (2D - I) + K D``.
+    """
+    skew, normal = _tangent(x, base)
+    eye = eye_like(skew)
+    inverse = _inverse(eye - skew / 2 + normal.mT @ normal / 4)
+    return base @ (2 * inverse - eye) + normal @ inverse
+
+
+def _exponential(x: Tensor, base: Tensor) -> Tensor:
+    """``exp(A) B`` for tall X and B.
+
+    A maps the columns of ``[B, K]`` to ``[B, K] T`` with ``T = [[BᵀAB, -KᵀK], [I, 0]]``, so the exponential of the
+    2k x 2k matrix T is enough.
+    """
+    skew, normal = _tangent(x, base)
+    k = skew.shape[-1]
+    if x.shape[-2] == k:
+        return base @ torch.matrix_exp(skew)
+    eye = eye_like(skew).expand_as(skew)
+    upper = torch.cat([skew, -normal.mT @ normal], dim=-1)
+    lower = torch.cat([eye, torch.zeros_like(eye)], dim=-1)
+    first = torch.matrix_exp(torch.cat([upper, lower], dim=-2))[..., :k]
+    return base @ first[..., :k, :] + normal @ first[..., k:, :]
+
+
+def _polar(x: Tensor, base: Tensor) -> Tensor:
+    """The polar factor of X itself; it needs no base."""
+    return polar(x)
+
+
+def _inverse(a: Tensor) -> Tensor:
+    """Inverses of ``(groups, k, k)``, one at a time: batched LU of MKL with several threads gives wrong results."""
+    if a.shape[-1] == 1:
+        return 1 / a
+    return torch.stack([torch.linalg.inv(matrix) for matrix in a])
+
+
+_MAPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cayley": _cayley,
+    "exponential": _exponential,
+    "polar": _polar,
+}
+
+
+def orthogonal(
+    module: nn.Module,
+    name: str = "weight",
+    *,
+    map: str = "cayley",
+    gain: float = 1.0,
+    metric: Tensor | str | None = None,
+    ridge: float | None = None,
+    momentum: float = 0.1,
+) -> nn.Module:
+    r"""Keep a weight orthogonal: OW of the paper, on the matrix of the whole kernel.
+
+    With W the `matrix_view` of the weight, m x n, the module computes with a W of orthonormal rows times the gain,
+    :math:`W W^T = g^2 I`, or, for a tall W, orthonormal columns, :math:`W^T W = g^2 I`. It starts at the nearest such
+    matrix, g times the `polar` factor B of the module's own weight.
+
+    The paper's :math:`\exp(W - W^T)` is for square matrices. Here the parameter X, of the shape of the weight, stands
+    for :math:`W = g \exp(A)\, B` with the skew-symmetric :math:`A = X B^T - B X^T` (and transposed for a wide W): the
+    paper's form where B = I, all of the orthonormal matrices otherwise, and B itself for X equal to the module's own
+    weight, which is where it starts. So the parameter keeps its values, its place in the optimizer and its scale.
+
+    Args:
+        module: Linear, convolution, transposed convolution, or any module with a parameter of two or more dimensions.
+            Each group of a grouped convolution is one matrix.
+        name: Which parameter.
+        map: ``"cayley"``: :math:`(I - A/2)^{-1} (I + A/2)` in place of :math:`\exp(A)`, equal to second order and the
+            cheapest: one inverse of the smaller side. ``"exponential"``: as in the paper. ``"polar"``: W is the polar
+            factor of X itself; no base, the most accurate, for gradients divided by the singular values of X.
+        gain: Factor of the orthogonal matrix. With ``1 / k`` a convolution with a tall matrix and a k x k kernel of
+            stride 1 preserves the norm of its input (borders apart).
+        metric: Makes W orthogonal in the metric of the input instead, :math:`W \Sigma W^T = g^2 I` (for a tall W,
+            :math:`\Sigma^{1/2} W^T W \Sigma^{1/2} = g^2 I`: the output covariance is :math:`g^2` times a projection).
+            Either :math:`\Sigma`, symmetric positive definite ``(n, n)`` or ``(groups, n, n)``, such as
+            `patch_covariance` gives; or ``"running"``: the average over the layer's own input in training mode, the
+            identity until the first batch, over all processes of torch.distributed.
+        ridge: Share of the mean eigenvalue that is added to each of the metric. None takes 0 for a given metric and
+            1e-4 for the running one.
+        momentum: Weight of the newest batch in the running metric; 0 for the plain average of all.
+
+    Returns:
+        The module, changed in place. Assigning ``module.weight = w`` sets it to the nearest orthogonal matrix of w.
+        ``torch.nn.utils.parametrize.remove_parametrizations(module, name)`` takes the treatment off.
+
+    Raises:
+        TypeError: If ``module`` is not a module, the parameter is not real floating point, or a metric is asked for a
+            module whose weight does not multiply patches of its input.
+        ValueError: If there is no such parameter, it has fewer than two dimensions or not full rank, or a setting is
+            not valid.
+        RuntimeError: If the parameter is parametrised already or not initialised.
+
+    Accuracy:
+        Largest entry of :math:`W W^T - I` in float32, 64 x 27 to 512 x 4608: 2e-6 for ``"cayley"``, 7e-6 for
+        ``"exponential"``, 1e-7 for ``"polar"``.
+
+    Example:
+        >>> conv = orthogonal(torch.nn.Conv2d(3, 64, 3))
+        >>> w = conv.weight.flatten(1)
+        >>> bool((w.mT @ w - torch.eye(27)).abs().max() < 1e-5)
+        True
+
+    References:
+        Song, Sebe, Wang (2022), section 3.2. Lezcano-Casado, *Trivializations* (2019).
+    """
+    weight = find_parameter(module, name, "orthogonal")
+    groups = groups_of(module, name)
+    found = None if metric is None else _make_metric(module, weight, groups, metric, ridge, momentum)
+    parametrization = Orthogonal(weight, groups, map, gain, found)
+    parametrize.register_parametrization(module, name, parametrization)
+    if found is not None and found.momentum is not None:
+        FollowInput(module, name)
+    return module
+
+
+def _make_metric(
+    module: nn.Module, weight: Tensor, groups: int, metric: Tensor | str, ridge: float | None, momentum: float
+) -> Metric:
+    """Check a metric and prepare it for the weight's dtype and device."""
+    n = matrices(weight, groups).shape[-1]
+    if ridge is not None:
+        check_not_negative(ridge, "orthogonal(ridge=...)")
+    dtype = at_least_float32(weight.dtype)
+    if isinstance(metric, str):
+        check_choice(metric, "orthogonal(metric=...)", ("running",))
+        check_layer(module, "orthogonal(metric='running')")
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"orthogonal(momentum=...) needs a number from 0 to 1; got {momentum!r}.")
+        start = torch.eye(n, dtype=torch.float64, device=weight.device).repeat(groups, 1, 1)
+        return Metric(start, _RUNNING_RIDGE if ridge is None else ridge, dtype, momentum)
+    if not isinstance(metric, Tensor):
+        raise TypeError(f"orthogonal(metric=...) needs a tensor, 'running' or None; got {type(metric).__name__}.")
+    if metric.shape not in ((n, n), (groups, n, n)):
+        raise ValueError(
+            f"orthogonal(metric=...) needs shape {(n, n)}, or {(groups, n, n)} for each group its own, to match the "
+            f"columns of the weight; got {tuple(metric.shape)}. patch_covariance(module, batch) gives it."
+        )
+    sigma = metric.detach().to(weight.device, torch.float64).expand(groups, n, n)
+    check_finite_batch(sigma)
+    ridge = ridge or 0.0
+    check_positive(add_relative_ridge(sigma, ridge), "orthogonal(metric=...)")
+    return Metric(sigma, ridge, dtype)
