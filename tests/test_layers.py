@@ -276,9 +276,9 @@ def test_observer_sees_the_covariance_of_training_only():
 @pytest.mark.parametrize("dims", SHAPES)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gradient_of_whitening(dims, groups):
-    x = features(*[min(n, 4) if i != 1 else n for i, n in enumerate(SHAPES[dims])], dtype=F64, spread=3.0)
-    x = (x if dims > 2 else features(9, 6, dtype=F64, spread=3.0)).requires_grad_()
-    layer = set_affine(LAYERS[dims](6, eps=1e-2, groups=groups)).double()
+    shape = {2: (9, 4), 3: (3, 4, 4), 4: (3, 4, 2, 2), 5: (2, 4, 2, 1, 3)}[dims]
+    x = features(*shape, dtype=F64, spread=3.0).requires_grad_()
+    layer = set_affine(LAYERS[dims](4, eps=1e-2, groups=groups)).double()
     gradcheck(lambda x, w, b: torch.func.functional_call(layer, {"weight": w, "bias": b}, x),
               (x, layer.weight, layer.bias))  # fmt: skip
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from orthocond.matrix import Solver
 from orthocond.matrix._common import check_floating
@@ -90,18 +89,34 @@ def affine(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
         matrix: One matrix for each group of channels, ``(groups, C / groups, C / groups)``.
         offset: ``(C,)``.
     """
-    batch, channels, positions = x.shape
-    groups, size, _ = matrix.shape
     with torch.autocast(x.device.type, enabled=False):
-        if positions > 1:
-            blocks = matrix.expand(batch, -1, -1, -1).reshape(-1, size, size)
-            offsets = offset.reshape(groups, size, 1).expand(batch, -1, -1, -1).reshape(-1, size, 1)
-            return torch.baddbmm(offsets, blocks, x.reshape(-1, size, positions)).reshape(x.shape)
-        rows = x.squeeze(-1)
-        if groups == 1:
-            return functional.linear(rows, matrix[0], offset).unsqueeze(-1)
-        product = torch.einsum("mgi,goi->mgo", rows.reshape(batch, groups, size), matrix)
-        return (product.reshape(batch, channels) + offset).unsqueeze(-1)
+        if x.shape[2] > 1:
+            offsets = offset.reshape(len(matrix), -1, 1).expand(x.shape[0], -1, -1, -1).flatten(0, 1)
+            return torch.baddbmm(offsets, *_by_image(matrix, x)).reshape(x.shape)
+        rows = _by_group(x, matrix)
+        return torch.baddbmm(offset.reshape(len(matrix), 1, -1), rows, matrix.mT).transpose(0, 1).reshape(x.shape)
+
+
+def add_affine_(total: Tensor, x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
+    """``total + affine(x, matrix, offset)``, in the memory of ``total``; not differentiable."""
+    total = total.contiguous()
+    with torch.autocast(x.device.type, enabled=False):
+        if x.shape[2] > 1:
+            blocks, images = _by_image(matrix, x)
+            total.view(images.shape).baddbmm_(blocks, images)
+        else:
+            _by_group(total, matrix).baddbmm_(_by_group(x, matrix), matrix.mT)
+    return total.add_(offset.unsqueeze(-1))
+
+
+def _by_image(matrix: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix for each image and group, and what it multiplies, ``(batch · groups, C / groups, positions)``."""
+    return matrix.expand(x.shape[0], -1, -1, -1).flatten(0, 1), x.reshape(-1, matrix.shape[-1], x.shape[2])
+
+
+def _by_group(x: Tensor, matrix: Tensor) -> Tensor:
+    """View samples ``(batch, C, 1)`` as rows of each group, ``(groups, batch, C / groups)``."""
+    return x.reshape(x.shape[0], len(matrix), matrix.shape[-1]).transpose(0, 1)
 
 
 def blame_features(x: Tensor, name: str, error: Exception) -> None:

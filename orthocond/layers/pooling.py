@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from orthocond.layers.base import SVDLayer, blame_features, check_features, check_solver
-from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
-from orthocond.matrix._common import add_ridge, check_choice, check_not_negative
+from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
+from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative
 
 _EIGH = Eigh()
 _OUTPUTS = ("triu", "matrix")
@@ -42,6 +42,7 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
 
     Accuracy:
         Computed in float64: relative error of about the machine epsilon of ``x``, down to variances of its square.
+        The approximate solvers compute in float32.
 
     Example:
         >>> covariance_pool(torch.randn(2, 256, 7, 7)).shape
@@ -53,7 +54,7 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
     check_choice(output, "covariance_pool(output=...)", _OUTPUTS)
     check_solver(solver, "covariance_pool")
     x = _check_positions(x, "covariance_pool", tuple(range(3, max(4, getattr(x, "ndim", 0) + 1))))
-    return _pool(_centred(x), x, output, check_not_negative(eps, "covariance_pool(eps=...)"), solver)
+    return _pool(_centred(x, solver), x, output, check_not_negative(eps, "covariance_pool(eps=...)"), solver)
 
 
 def _check_positions(x: object, name: str, dims: tuple[int, ...]) -> Tensor:
@@ -65,9 +66,11 @@ def _check_positions(x: object, name: str, dims: tuple[int, ...]) -> Tensor:
     return x
 
 
-def _centred(x: Tensor) -> Tensor:
-    """``X J`` in float64, ``(B, d, N)``, so that its product with its transpose is the covariance."""
-    features = x.flatten(2).double()
+def _centred(x: Tensor, solver: Solver) -> Tensor:
+    """Z of shape ``(B, d, N)`` whose product with its transpose is the covariance, in the working precision."""
+    # What approximates the root gains nothing from float64, and its matrix products are the cost of the layer.
+    approximate = isinstance(solver, (NewtonSchulz, Pade, Taylor))
+    features = x.flatten(2).to(at_least_float32(x.dtype) if approximate else torch.float64)
     return (features - features.mean(-1, keepdim=True)) / math.sqrt(features.shape[-1])
 
 
@@ -137,10 +140,10 @@ class CovariancePool2d(SVDLayer):
         self.eps = check_not_negative(eps, "CovariancePool2d(eps=...)")
 
     def forward(self, x: Tensor) -> Tensor:
-        z = _centred(_check_positions(x, "CovariancePool2d", (4,)))
+        z = _centred(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
         if self.training and self.observer is not None:
             with torch.no_grad():
-                self._observe(z @ z.mT)
+                self._observe((z @ z.mT).double())
         return _pool(z, x, self.output, self.eps, self.solver)
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from orthocond.layers.base import affine
+from orthocond.layers.base import add_affine_, affine
 from orthocond.layers.synchronise import sum_across
 
 # Entries that are converted to float64 and multiplied at a time: half a megabyte, which stays in a core's cache.
@@ -21,7 +21,7 @@ class Moments(NamedTuple):
     samples: int | Tensor
 
 
-def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool = False) -> Moments:
+def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool = False) -> tuple[Tensor, Moments]:
     r"""Mean :math:`\mu` and covariance :math:`E[(x - \mu)(x - \mu)^T]` of each group of channels.
 
     They are accumulated in float64 from one pass over the features, and keep no copy of them for the gradient, which
@@ -32,23 +32,26 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool 
         groups: Number of equal groups of channels.
         group: Process group; None is the default group.
         synchronise: Whether the samples of all processes of the group count.
+
+    Returns:
+        The features, to be used from here on, and their moments. The gradient of both then meets in one place, where
+        it needs one tensor of the size of the features instead of three.
     """
     count = x.shape[0] * x.shape[2]
-    if not synchronise:
-        mean, covariance = _Moments.apply(x, groups)
-        return Moments(mean, covariance, count)
     size = x.shape[1] // groups
-    if count:
-        mean, covariance = _Moments.apply(x, groups)
+    if count or not synchronise:
+        x, mean, covariance = _Moments.apply(x, groups)
     else:  # a process without samples still takes part in the sum, and in its gradient
         mean = x.sum((0, 2), dtype=torch.float64)
         covariance = mean.new_zeros(groups, size, size)
+    if not synchronise:
+        return x, Moments(mean, covariance, count)
     # In float64 the raw second moment loses nothing that the features have, so that one message is enough.
     raw = covariance + _outer(mean, groups)
     total = sum_across(torch.cat([mean.new_ones(1), mean, raw.flatten()]) * count, group)
-    everywhere, mean, raw = total[0].detach(), total[1 : 1 + len(mean)], total[1 + len(mean) :]
-    mean = mean / everywhere
-    return Moments(mean, raw.reshape(groups, size, size) / everywhere - _outer(mean, groups), everywhere)
+    samples, mean, raw = total[0].detach(), total[1 : 1 + len(mean)], total[1 + len(mean) :]
+    mean = mean / samples
+    return x, Moments(mean, raw.reshape(groups, size, size) / samples - _outer(mean, groups), samples)
 
 
 def rounding_variance(covariance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
@@ -67,10 +70,10 @@ def _outer(mean: Tensor, groups: int) -> Tensor:
 
 
 class _Moments(Function):
-    """Mean and covariance of ``(batch, C, positions)``; saves only the features themselves."""
+    """The features ``(batch, C, positions)`` as they are, their mean and covariance; saves only the features."""
 
     @staticmethod
-    def forward(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         batch, channels, positions = x.shape
         if torch.compiler.is_compiling():
             samples, width = batch, positions  # a loop would be unrolled
@@ -86,17 +89,21 @@ class _Moments(Function):
                 total += z.sum(-1).flatten()
                 scatter.baddbmm_(z, z.mT)
         count = batch * positions
-        return shift + total / count, scatter / count - _outer(total / count, groups)
+        return x.view_as(x), shift + total / count, scatter / count - _outer(total / count, groups)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(inputs[0], output[0])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor, None]:
         # dL/dx = (G + Gᵀ)(x - μ) / n + g / n, an affine map of the features like the whitening itself.
         x, mean = ctx.saved_tensors
         count = x.shape[0] * x.shape[2]
         matrix = (grad_covariance + grad_covariance.mT) / count
         offset = grad_mean / count - (matrix @ mean.reshape(len(matrix), -1, 1)).flatten()
-        return affine(x, matrix.to(x.dtype), offset.to(x.dtype)), None
+        matrix, offset = matrix.to(x.dtype), offset.to(x.dtype)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return grad + affine(x, matrix, offset), None
+        # Nobody else sees the gradient that comes from the one use of the features returned above.
+        return add_affine_(grad, x, matrix, offset), None

@@ -62,7 +62,7 @@ def whiten(x: Tensor, *, groups: int = 1, eps: float = 1e-5, solver: Solver = _E
     check_solver(solver, "whiten")
     flat, layout = flatten(x.to(at_least_float32(x.dtype)))
     _check_count(flat.shape[0] * flat.shape[2], x.shape, "whiten")
-    found = moments(flat, groups)
+    flat, found = moments(flat, groups)
     matrix = _whitening(found, x, check_not_negative(eps, "whiten(eps=...)"), solver, "whiten")
     offset = -(matrix @ found.mean.reshape(groups, -1, 1)).flatten()
     return layout.restore(affine(flat, matrix.to(flat.dtype), offset.to(flat.dtype))).to(x.dtype)
@@ -181,7 +181,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         x = check_features(x, type(self).__name__, self._dims, self.num_features)
         flat, layout = flatten(x.to(at_least_float32(x.dtype)))
         if self.training or self.running_mean is None:
-            transform = self._batch_transform(flat, x)
+            flat, transform = self._batch_transform(flat, x)
         else:
             transform = self.inference_transform()
         matrix, offset = (part.to(flat.dtype) for part in transform)
@@ -211,20 +211,20 @@ class _DecorrelatedBatchNorm(SVDLayer):
             offset = self.bias.to(offset.dtype) + offset
         return Transform(matrix, offset)
 
-    def _batch_transform(self, flat: Tensor, x: Tensor) -> Transform:
+    def _batch_transform(self, flat: Tensor, x: Tensor) -> tuple[Tensor, Transform]:
         name = type(self).__name__
         synchronise = self.synchronise and self.training and several_processes(self.process_group)
         count = flat.shape[0] * flat.shape[2]
         if not synchronise:
             _check_count(count, x.shape, name)
-        found = moments(flat, self.groups, self.process_group, synchronise=synchronise)
+        flat, found = moments(flat, self.groups, self.process_group, synchronise=synchronise)
         if count < 2 and look(torch.as_tensor(found.samples) < 2):
             _check_count(count, x.shape, name)
         self._observe(found.covariance)
         whitening = _whitening(found, x, self.eps, self.solver, name)
         if self.training and self.running_mean is not None:
             self._update(found, whitening)
-        return self._combine(found.mean, whitening)
+        return flat, self._combine(found.mean, whitening)
 
     @torch.no_grad()
     def _update(self, found: Moments, whitening: Tensor) -> None:
