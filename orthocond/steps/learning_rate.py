@@ -126,7 +126,7 @@ def optimal_lr(weight: Tensor, direction: Tensor, *, form: str = "exact", gain: 
         ValueError: If shapes differ or a setting is not valid.
 
     Accuracy:
-        Within 1e-8 of the minimiser, relative to the norm of the weight over that of the direction; sums in float64.
+        In float64 throughout: the value of E exceeds its minimum by less than 1e-12 (E(0) + 1).
 
     Example:
         >>> w = 2 * torch.eye(3)
@@ -194,7 +194,7 @@ def _minimiser(coefficients: Tensor, low: Tensor | None, high: Tensor | None) ->
     """Global minimiser of the quartic over ``[low, high]``, or over all numbers."""
     e1, e2, e3, e4 = coefficients.unbind(-1)
     # In units of the direction's own length the quartic is monic: no coefficient is lost to its scale.
-    unit = torch.where(e4 > 0, e4, 1).pow(0.25)
+    unit = _not_zero(e4).pow(0.25)
     e1, e2, e3 = e1 / unit, e2 / unit**2, e3 / unit**3
     candidates = _cubic_roots(0.75 * e3, 0.5 * e2, 0.25 * e1)
     if low is not None and high is not None:
@@ -213,7 +213,7 @@ def _cubic_roots(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """The real roots of ``s³ + a s² + b s + c`` among ``(*, 3)`` numbers; the others are no roots.
 
     The closed form is accurate to rounding relative to the largest root alone. So it gives that one, the factor that
-    is left gives the other two, and Newton steps polish all.
+    is left gives the other two, and a Newton step polishes all.
     """
     shift = a / 3
     p = b - a * shift
@@ -221,7 +221,7 @@ def _cubic_roots(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     discriminant = (q / 2).square() + (p / 3) ** 3
     # One real root: Cardano, with the sign that does not cancel. Three: the trigonometric form.
     u = (q.abs() / 2 + discriminant.clamp(min=0).sqrt()).pow(1 / 3)
-    single = -torch.sgn(q) * (u - p / (3 * _not_zero(u)))
+    single = -torch.copysign(u - p / (3 * _not_zero(u)), q)
     radius = (-p / 3).clamp(min=0).sqrt()
     angle = torch.arccos((-q / 2 / _not_zero(radius) ** 3).clamp(-1, 1))[..., None]
     turns = torch.arange(3, dtype=q.dtype, device=q.device) * (2 * math.pi)
@@ -229,22 +229,17 @@ def _cubic_roots(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     roots = torch.where((discriminant > 0)[..., None], single[..., None], triple) - shift[..., None]
     largest = roots.gather(-1, roots.abs().argmax(-1, keepdim=True))
     a, b, c = a[..., None], b[..., None], c[..., None]
-    largest = _polish(largest, a, b, c)
     # (s - largest) (s² + 2 half s + product)
     product = -c / _not_zero(largest)
     half = (product - b) / _not_zero(largest) / 2
-    outer = -half - torch.where(half < 0, -1, 1) * (half.square() - product).clamp(min=0).sqrt()
-    return _polish(torch.cat((largest, outer, product / _not_zero(outer)), -1), a, b, c)
-
-
-def _polish(roots: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Two Newton steps, each taken only where it brings the cubic nearer to 0."""
-    for _ in range(2):
-        value = c + roots * (b + roots * (a + roots))
-        better = roots - value / _not_zero(b + roots * (2 * a + 3 * roots))
-        roots = torch.where((c + better * (b + better * (a + better))).abs() < value.abs(), better, roots)
-    return roots
+    outer = -half - torch.copysign((half.square() - product).clamp(min=0).sqrt(), half)
+    roots = torch.cat((largest, outer, product / _not_zero(outer)), -1)
+    # One Newton step, where it brings the cubic nearer to 0.
+    value = c + roots * (b + roots * (a + roots))
+    better = roots - value / _not_zero(b + roots * (2 * a + 3 * roots))
+    return torch.where((c + better * (b + better * (a + better))).abs() < value.abs(), better, roots)
 
 
 def _not_zero(x: Tensor) -> Tensor:
-    return torch.where(x == 0, 1, x)
+    """``x``, with 1 in place of 0."""
+    return x + (x == 0)

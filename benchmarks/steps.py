@@ -1,0 +1,60 @@
+"""Cost of NOG and OLR for each optimizer step: `python benchmarks/steps.py --output FILE`.
+
+One optimizer step (SGD with momentum and weight decay) with and without treatments: of one 64 x 27 stem, and of all
+convolutions and the classifier of a ResNet-18 for small images.
+"""
+
+import torch
+from common import arguments, compare, peak_memory, save
+
+from orthocond.steps import NearestOrthogonal, OptimalLR, treat
+
+VARIANTS = {
+    "plain": None,
+    "NOG": {"gradient": NearestOrthogonal()},
+    "NOG of the update": {"gradient": NearestOrthogonal(of="update")},
+    "OLR, exact": {"lr": OptimalLR()},
+    "OLR, newton": {"lr": OptimalLR("newton")},
+    "OLR, paper": {"lr": OptimalLR("paper")},
+    "NOG and OLR": {"gradient": NearestOrthogonal(), "lr": OptimalLR()},
+}
+
+
+def resnet18():
+    shapes = [(64, 3, 3, 3), *[(64, 64, 3, 3)] * 4]
+    for width in (128, 256, 512):
+        shapes += [(width, width // 2, 3, 3), *[(width, width, 3, 3)] * 3, (width, width // 2, 1, 1)]
+    return [*shapes, (100, 512)]
+
+
+def stepper(shapes, settings):
+    """A function that makes one step; NOG of an orthogonal gradient costs what it costs of any other."""
+    weights = [torch.nn.Parameter(torch.randn(s) / s[0] ** 0.5) for s in shapes]
+    for w in weights:
+        w.grad = torch.randn_like(w)
+    optimizer = torch.optim.SGD(weights, lr=1e-3, momentum=0.9, weight_decay=5e-4)
+    if settings is not None:
+        treat(weights, optimizer, spectrum_every=0, **settings)
+    return optimizer.step
+
+
+def report(title, shapes, seconds):
+    contenders = {name: stepper(shapes, settings) for name, settings in VARIANTS.items()}
+    times = compare(contenders, seconds)
+    print(f"\n{title}, {len(shapes)} weights, {sum(torch.Size(s).numel() for s in shapes):,} entries")
+    for name, row in times.items():
+        row["added_ms"] = row["median_ms"] - times["plain"]["median_ms"]
+        row["peak_bytes"] = peak_memory(contenders[name])
+        print(
+            f"  {name:18s} {row['median_ms']:9.3f} ms [{row['low_ms']:.3f}, {row['high_ms']:.3f}]"
+            f"   adds {row['added_ms']:9.3f} ms   peak {row['peak_bytes'] / 1e6:.2f} MB"
+        )
+    return {"title": title, "contenders": times}
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    cases = {"stem 64 x 27": [(64, 3, 3, 3)], "ResNet-18": resnet18()}
+    save(options.output, [report(title, shapes, options.seconds) for title, shapes in cases.items()])
