@@ -1,6 +1,7 @@
 """What all meta-layers share: the base class, the features' layout, and errors that name the layer."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +21,11 @@ def check_solver(solver: object, name: str) -> Solver:
     return solver
 
 
-def check_features(x: object, name: str, dims: tuple[int, ...], channels: int | None = None) -> Tensor:
-    """Return ``x`` if it is a batch of features ``(N, C, ...)`` with one of the numbers of dimensions ``dims``."""
+def check_features(x: object, name: str, dims: tuple[int, ...] | int, channels: int | None = None) -> Tensor:
+    """Return ``x`` if it is a batch of features ``(N, C, ...)``; ``dims`` lists its dimensions, or is the least."""
     x = check_floating(x, name)
-    if x.ndim not in dims:
-        wanted = " or ".join(f"{d}-D" for d in dims)
+    if (x.ndim < dims) if isinstance(dims, int) else (x.ndim not in dims):
+        wanted = f"at least {dims}-D" if isinstance(dims, int) else " or ".join(f"{d}-D" for d in dims)
         raise ValueError(f"{name} needs {wanted} features (N, C, ...); got shape {tuple(x.shape)}.")
     if channels is not None and x.shape[1] != channels:
         raise ValueError(f"{name} was built for {channels} channels; got features of shape {tuple(x.shape)}.")
@@ -54,6 +55,12 @@ class SVDLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "observer": None}
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Leave autocast; nothing at all where it is off, so that exported graphs hold no trace of it."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 class Layout(NamedTuple):
@@ -89,9 +96,9 @@ def affine(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
         matrix: One matrix for each group of channels, ``(groups, C / groups, C / groups)``.
         offset: ``(C,)``.
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         if x.shape[2] > 1:
-            offsets = offset.reshape(len(matrix), -1, 1).expand(x.shape[0], -1, -1, -1).flatten(0, 1)
+            offsets = offset.reshape(len(matrix), -1, 1).expand(x.shape[0], -1, -1, -1).reshape(-1, matrix.shape[-1], 1)
             return torch.baddbmm(offsets, *_by_image(matrix, x)).reshape(x.shape)
         rows = _by_group(x, matrix)
         return torch.baddbmm(offset.reshape(len(matrix), 1, -1), rows, matrix.mT).transpose(0, 1).reshape(x.shape)
@@ -100,7 +107,7 @@ def affine(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
 def add_affine_(total: Tensor, x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     """``total + affine(x, matrix, offset)``, in the memory of ``total``; not differentiable."""
     total = total.contiguous()
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         if x.shape[2] > 1:
             blocks, images = _by_image(matrix, x)
             total.view(images.shape).baddbmm_(blocks, images)
@@ -111,7 +118,8 @@ def add_affine_(total: Tensor, x: Tensor, matrix: Tensor, offset: Tensor) -> Ten
 
 def _by_image(matrix: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix for each image and group, and what it multiplies, ``(batch · groups, C / groups, positions)``."""
-    return matrix.expand(x.shape[0], -1, -1, -1).flatten(0, 1), x.reshape(-1, matrix.shape[-1], x.shape[2])
+    size = matrix.shape[-1]
+    return matrix.expand(x.shape[0], -1, -1, -1).reshape(-1, size, size), x.reshape(-1, size, x.shape[2])
 
 
 def _by_group(x: Tensor, matrix: Tensor) -> Tensor:

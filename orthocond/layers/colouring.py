@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from orthocond.layers.base import Observer, SVDLayer, blame_features, check_features, check_solver
+from orthocond.layers.base import Observer, SVDLayer, blame_features, check_features, check_solver, full_precision
 from orthocond.layers.statistics import rounding_variance
 from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
 from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative
@@ -75,7 +75,7 @@ def _whiten_color(
     observe: Observer | None,
 ) -> Tensor:
     _check_pair(content, style, alpha, per, name)
-    with torch.autocast(content.device.type, enabled=False):
+    with full_precision(content):
         mean, covariance = _moments(content, per)
         style_mean, style_covariance = _moments(style, per)
         if observe is not None:
@@ -100,7 +100,7 @@ def _whiten_color(
 def _check_pair(content: object, style: object, alpha: float, per: str, name: str) -> None:
     shapes = []
     for x, role in ((content, "content"), (style, "style")):
-        x = check_features(x, f"{name}({role})", tuple(range(3, max(4, getattr(x, "ndim", 0) + 1))))
+        x = check_features(x, f"{name}({role})", 3)
         if math.prod(x.shape[2:]) * (len(x) if per == "batch" else 1) < 2:
             raise ValueError(f"{name} needs at least two positions per {per}; {role} has shape {tuple(x.shape)}.")
         shapes.append(x.shape)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from orthocond.layers.base import SVDLayer, blame_features, check_features, check_solver
+from orthocond.layers.base import SVDLayer, blame_features, check_features, check_solver, full_precision
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
 from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative
 
@@ -53,11 +53,11 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
     """
     check_choice(output, "covariance_pool(output=...)", _OUTPUTS)
     check_solver(solver, "covariance_pool")
-    x = _check_positions(x, "covariance_pool", tuple(range(3, max(4, getattr(x, "ndim", 0) + 1))))
+    x = _check_positions(x, "covariance_pool", 3)
     return _pool(_centred(x, solver), x, output, check_not_negative(eps, "covariance_pool(eps=...)"), solver)
 
 
-def _check_positions(x: object, name: str, dims: tuple[int, ...]) -> Tensor:
+def _check_positions(x: object, name: str, dims: tuple[int, ...] | int) -> Tensor:
     x = check_features(x, name, dims)
     if math.prod(x.shape[2:]) < 2:
         raise ValueError(
@@ -75,7 +75,7 @@ def _centred(x: Tensor, solver: Solver) -> Tensor:
 
 
 def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver) -> Tensor:
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         try:
             root = _root(z, eps, _with_tolerance(solver, z, x.dtype, eps))
         except (ValueError, RuntimeError) as error:
@@ -142,7 +142,7 @@ class CovariancePool2d(SVDLayer):
     def forward(self, x: Tensor) -> Tensor:
         z = _centred(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
         if self.training and self.observer is not None:
-            with torch.no_grad():
+            with torch.no_grad(), full_precision(x):
                 self._observe((z @ z.mT).double())
         return _pool(z, x, self.output, self.eps, self.solver)
 

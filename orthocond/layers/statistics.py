@@ -101,7 +101,7 @@ class _Moments(Function):
         x, mean = ctx.saved_tensors
         count = x.shape[0] * x.shape[2]
         matrix = (grad_covariance + grad_covariance.mT) / count
-        offset = grad_mean / count - (matrix @ mean.reshape(len(matrix), -1, 1)).flatten()
+        offset = grad_mean / count - (matrix @ mean.reshape(len(matrix), -1, 1)).reshape(-1)
         matrix, offset = matrix.to(x.dtype), offset.to(x.dtype)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return grad + affine(x, matrix, offset), None
