@@ -27,7 +27,8 @@ class StepStatistics:
         skipped: Steps that a fused optimizer skipped because a GradScaler found an infinite gradient.
         shortened: Steps at which OLR took another step length than the learning rate.
         rates: The last step lengths η that OLR chose, oldest first; empty without OLR.
-        spectra: Singular values, descending, of the last gradients before NOG, by number of the treated step.
+        spectra: Singular values ``(groups, min(m, n))``, descending, of gradients before NOG, by number of the step
+            counted from 0; the last ones only.
     """
 
     name: str
@@ -109,6 +110,14 @@ class Weight:
         self.shortened = self.shortened + (self.fraction != 1)
         self.rates.append(self.fraction * self.lr_tensor())
 
+    def record_spectrum(self, gradient: Tensor) -> None:
+        """Record the singular values ``(groups, min(m, n))`` of the gradient, from the smaller Gram matrix."""
+        if self.spectra and self.spectra[-1][0] == self.steps:
+            return  # the hook was called twice for this step, and the gradient is orthogonal by now
+        g = gradient.double()
+        gram = g.mT @ g if g.shape[-2] > g.shape[-1] else g @ g.mT
+        self.spectra.append((self.steps, torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(-1)))
+
     def release(self) -> None:
         """Free what was kept during the step, and count it."""
         self.before = self.fraction = _NOTHING
@@ -183,13 +192,6 @@ def assign(tensor: Any, matrices: Tensor) -> None:
 
         value = distribute_tensor(value, tensor.device_mesh, tensor.placements)
     _local(tensor).copy_(_local(value))
-
-
-def singular_values(matrices: Tensor) -> Tensor:
-    """Singular values ``(groups, min(m, n))`` in float64, descending, from the smaller Gram matrix."""
-    g = matrices.double()
-    gram = g.mT @ g if g.shape[-2] > g.shape[-1] else g @ g.mT
-    return torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(-1)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond.matrix._common import check_count
-from orthocond.steps._weight import StepStatistics, Weight, assign, batches, find_weight, singular_values
+from orthocond.steps._weight import StepStatistics, Weight, assign, batches, find_weight
 from orthocond.steps.learning_rate import OptimalLR
 from orthocond.steps.nearest import NearestOrthogonal
 
@@ -47,8 +47,9 @@ def treat(
 
     The optimizer's ``state_dict`` does not change. A copy of the optimizer, by deepcopy or pickle, is not treated, as
     torch copies no hooks: call `treat` on the copy. The memory cost is one copy of each weight where ``lr`` or
-    ``of="update"`` is used, none otherwise. The host reads from the device: one flag a shape for NOG, which has to
-    raise an error for a non-finite gradient, and one for a fused optimizer under a GradScaler. OLR reads nothing.
+    ``of="update"`` is used, none otherwise, and it lives during the step only. The host reads from the device: at most
+    two flags a shape for NOG (is the gradient finite, has it full rank), a third for ``of="update"`` (the rounding of
+    the weight), and one for a fused optimizer under a GradScaler. OLR reads nothing.
 
     Args:
         target: A module with a ``weight``, a parameter, or several of them. A module knows the groups of its
@@ -222,7 +223,7 @@ class Treatment:
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # An optimizer whose step calls that of its base class calls the hooks twice; the second call finds nothing.
+        # An optimizer whose step calls that of its base class calls each hook twice; the second call finds nothing.
         active, self._pending = self._pending, []
         if self.gradient is not None and self.gradient.of == "update":
             self._orthogonalise_updates(active, self.gradient)
@@ -250,7 +251,7 @@ class Treatment:
                 ) from error
             for w, g in zip(batch, gradients, strict=True):
                 if self._spectrum_every and w.steps % self._spectrum_every == 0:
-                    w.spectra.append((w.steps, singular_values(g)))
+                    w.record_spectrum(g)
             results += zip(batch, nearest if scale is None else nearest * scale, strict=True)
         for w, nearest in results:  # only now, so that an error leaves all gradients as they were
             assign(w.parameter.grad, nearest)
