@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from orthocond.matrix import inv_sqrtm, matrix_view, polar, sqrtm
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
-from orthocond.weights import orthogonal
+from orthocond.weights import orthogonal, spectral
 from orthocond.weights.orthogonal import Orthogonal
 from tests.helpers import spd
 
@@ -391,6 +391,20 @@ def test_remove():
     assert module.weight is parameter
     assert torch.equal(module.weight, kept)
     assert set(module.state_dict()) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("treatment", [orthogonal, spectral])
+def test_removal_from_a_copy_leaves_the_original(treatment):
+    module = treatment(nn.Linear(4, 3))
+    module.eval()
+    twin = copy.deepcopy(module)
+    triplet = copy.deepcopy(twin)
+    own = module.weight.detach().clone()
+    parametrize.remove_parametrizations(twin, "weight")
+    assert type(twin) is nn.Linear
+    for m in (module, twin, triplet):
+        torch.testing.assert_close(m.weight.detach(), own, rtol=0, atol=0)
+    assert parametrize.is_parametrized(module)
 
 
 def test_frozen_weights_stay_frozen():

@@ -1,6 +1,8 @@
 """What every treatment of a weight shares: which parameter it is, which groups it has, and which checks it passes."""
 
+import copy
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +44,28 @@ def find_parameter(module: nn.Module, name: str, caller: str) -> nn.Parameter:
             f"shape {tuple(parameter.shape)}. Biases and norm scales are not matrices."
         )
     return parameter
+
+
+def register(module: nn.Module, name: str, parametrization: nn.Module) -> nn.Module:
+    """Register a parametrisation so that it can be removed from a deep copy without harm to the original.
+
+    torch keeps it as a property of the module's class, which copies share, and removal deletes it there: a copy gets a
+    class of its own instead.
+    """
+    parametrize.register_parametrization(module, name, parametrization)
+    cls: Any = type(module)
+    if "__deepcopy__" in vars(cls):  # torch's, not one that the layer brought along
+        cls.__deepcopy__ = _deepcopy_with_own_class
+    return module
+
+
+def _deepcopy_with_own_class(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    cls = type(module)
+    replica = cls.__new__(cls)
+    memo[id(module)] = replica
+    replica.__dict__ = copy.deepcopy(module.__dict__, memo)
+    replica.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
+    return replica
 
 
 def groups_of(module: nn.Module, name: str = "weight") -> int:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from orthocond.matrix import polar
 from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative
@@ -16,6 +15,7 @@ from orthocond.weights._common import (
     find_parameter,
     groups_of,
     matrices,
+    register,
 )
 from orthocond.weights.input_aware import FollowInput, Metric, add_relative_ridge, check_layer, check_positive
 
@@ -209,7 +209,7 @@ def orthogonal(
     groups = groups_of(module, name)
     found = None if metric is None else _make_metric(module, weight, groups, metric, ridge, momentum)
     parametrization = Orthogonal(weight, groups, map, gain, found)
-    parametrize.register_parametrization(module, name, parametrization)
+    register(module, name, parametrization)
     if found is not None and found.momentum is not None:
         FollowInput(module, name)
     return module

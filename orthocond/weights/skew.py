@@ -185,5 +185,4 @@ def _skew(kernel: Tensor) -> Tensor:
 
 def _unfold(kernel: Tensor, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
     """The kernel as a matrix with the given axes as rows and columns."""
-    height = math.prod(kernel.shape[axis] for axis in rows)
-    return kernel.permute(*rows, *columns).reshape(height, -1)
+    return kernel.permute(*rows, *columns).flatten(len(rows)).flatten(0, len(rows) - 1)

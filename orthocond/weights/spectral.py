@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
 
 from orthocond.matrix._common import at_least_float32, check_count
-from orthocond.weights._common import find_parameter, groups_of, matrices
+from orthocond.weights._common import find_parameter, groups_of, matrices, register
 
 # Smallest norm that is divided by, as in torch: a weight that becomes zero gives zero, not NaN.
 _TINY = 1e-12
@@ -105,4 +104,4 @@ def spectral(module: nn.Module, name: str = "weight", *, iterations: int = 1) ->
     """
     weight = find_parameter(module, name, "spectral")
     parametrization = SpectralNorm(weight, groups_of(module, name), iterations)
-    return parametrize.register_parametrization(module, name, parametrization)
+    return register(module, name, parametrization)
