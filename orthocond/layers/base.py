@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from orthocond.matrix import Solver
-from orthocond.matrix._common import check_floating
+from orthocond.matrix import Eigh, Solver
+from orthocond.matrix._common import at_least_float32, check_floating
 
 Observer = Callable[[Tensor], None]
 
@@ -125,6 +126,24 @@ def _by_image(matrix: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def _by_group(x: Tensor, matrix: Tensor) -> Tensor:
     """View samples ``(batch, C, 1)`` as rows of each group, ``(groups, batch, C / groups)``."""
     return x.reshape(x.shape[0], len(matrix), matrix.shape[-1]).transpose(0, 1)
+
+
+def with_rank_tolerance(solver: Solver, eps: float, dtype: torch.dtype, size: int) -> Solver:
+    """Let `Eigh` without ridge and tolerance of its own leave out what is only rounding of the features.
+
+    Args:
+        solver: The solver; any other than such an `Eigh` is returned as it is.
+        eps: The ridge.
+        dtype: Dtype of the features, whose covariance is computed in float64.
+        size: Largest dimension of the product that gives the covariance.
+    """
+    if not isinstance(solver, Eigh) or solver.rank_tol is not None or eps > 0:
+        return solver
+    # Relative variance of rounding once to the dtype; of the sums that made the features (a convolution of rank 27 has
+    # 1e-13 in its null space, 10 times the square of float32's epsilon); and of the covariance itself.
+    once = torch.finfo(dtype).eps ** 2 / 12
+    sums = 16 * torch.finfo(at_least_float32(dtype)).eps ** 2
+    return replace(solver, rank_tol=max(once, sums, size * torch.finfo(torch.float64).eps))
 
 
 def blame_features(x: Tensor, name: str, error: Exception) -> None:

@@ -5,10 +5,17 @@ import math
 import torch
 from torch import Tensor
 
-from orthocond.layers.base import Observer, SVDLayer, blame_features, check_features, check_solver, full_precision
-from orthocond.layers.statistics import rounding_variance
+from orthocond.layers.base import (
+    Observer,
+    SVDLayer,
+    blame_features,
+    check_features,
+    check_solver,
+    full_precision,
+    with_rank_tolerance,
+)
 from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
-from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative
+from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative
 
 _EIGH = Eigh()
 _PER = ("image", "batch")
@@ -80,18 +87,17 @@ def _whiten_color(
         style_mean, style_covariance = _moments(style, per)
         if observe is not None:
             observe(covariance)
-        identity = torch.eye(content.shape[1], dtype=covariance.dtype, device=covariance.device)
+        size = content.shape[1]
         try:
-            ridged = covariance + rounding_variance(covariance, mean, content.dtype) * identity
-            inverse = inv_sqrtm(ridged, eps=eps, solver=solver)
-            ridged = style_covariance + rounding_variance(style_covariance, style_mean, style.dtype) * identity
-            colour = sqrtm(ridged, eps=eps, solver=solver) @ inverse
+            inverse = inv_sqrtm(covariance, eps=eps, solver=with_rank_tolerance(solver, eps, content.dtype, size))
+            root = sqrtm(style_covariance, eps=eps, solver=with_rank_tolerance(solver, eps, style.dtype, size))
         except (ValueError, RuntimeError) as error:
             blame_features(content, f"The content of {name}", error)
             blame_features(style, f"The style of {name}", error)
             raise
+        colour = root @ inverse
         offset = alpha * (style_mean - colour @ mean)
-        matrix = alpha * colour + (1 - alpha) * identity
+        matrix = add_ridge(alpha * colour, 1 - alpha)
         x = content.flatten(2).to(at_least_float32(content.dtype))
         matrix, offset = (part.to(x.dtype).expand(len(x), -1, -1) for part in (matrix, offset))
         return torch.baddbmm(offset, matrix, x).reshape(content.shape).to(content.dtype)

@@ -1,12 +1,18 @@
 """Global covariance pooling: the square root of each image's covariance (paper: section 6.1, GCP)."""
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from orthocond.layers.base import SVDLayer, blame_features, check_features, check_solver, full_precision
+from orthocond.layers.base import (
+    SVDLayer,
+    blame_features,
+    check_features,
+    check_solver,
+    full_precision,
+    with_rank_tolerance,
+)
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
 from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative
 
@@ -41,7 +47,8 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
         ValueError: If there are no two positions, a choice or ``eps`` is not valid, or features are not finite.
 
     Accuracy:
-        Computed in float64: relative error of about the machine epsilon of ``x``, down to variances of its square.
+        Computed in float64; the error is that of rounding the result to the dtype of ``x``. Without ridge, variances
+        below the rounding of the features (2e-13 of the largest in float32) count as zero.
         The approximate solvers compute in float32.
 
     Example:
@@ -77,7 +84,7 @@ def _centred(x: Tensor, solver: Solver) -> Tensor:
 def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver) -> Tensor:
     with full_precision(x):
         try:
-            root = _root(z, eps, _with_tolerance(solver, z, x.dtype, eps))
+            root = _root(z, eps, with_rank_tolerance(solver, eps, x.dtype, max(z.shape[1:])))
         except (ValueError, RuntimeError) as error:
             blame_features(x, "Covariance pooling", error)
             raise
@@ -85,14 +92,6 @@ def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver) -> Tens
             rows, columns = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
             root = root.flatten(1).index_select(1, rows * z.shape[1] + columns)
         return root.to(x.dtype)
-
-
-def _with_tolerance(solver: Solver, z: Tensor, dtype: torch.dtype, eps: float) -> Solver:
-    """Let the default tolerance of `Eigh` be what is known of the features: rounding of them and of the products."""
-    if not isinstance(solver, Eigh) or solver.rank_tol is not None or eps > 0:
-        return solver
-    tolerance = max(torch.finfo(dtype).eps ** 2, max(z.shape[1:]) * torch.finfo(z.dtype).eps)
-    return replace(solver, rank_tol=tolerance)
 
 
 def _root(z: Tensor, eps: float, solver: Solver) -> Tensor:

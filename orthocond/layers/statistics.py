@@ -54,16 +54,6 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool 
     return x, Moments(mean, raw.reshape(groups, size, size) / samples - _outer(mean, groups), samples)
 
 
-def rounding_variance(covariance: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
-    """Variance that rounding to ``dtype`` alone gives the features of each group, ``(groups, 1, 1)``.
-
-    A direction with less variance than that holds no information: whitening must not blow it up. Features of 1e6 in
-    float32 have a rounding variance of 1e-3, far above the usual ridge of 1e-5.
-    """
-    power = covariance.detach().diagonal(dim1=-2, dim2=-1) + mean.detach().reshape(covariance.shape[:-1]).square()
-    return (power.amax(-1) * (torch.finfo(dtype).eps ** 2 / 12))[..., None, None]
-
-
 def _outer(mean: Tensor, groups: int) -> Tensor:
     blocks = mean.reshape(groups, -1, 1)
     return blocks @ blocks.mT

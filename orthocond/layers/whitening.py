@@ -14,8 +14,9 @@ from orthocond.layers.base import (
     check_solver,
     flatten,
     full_precision,
+    with_rank_tolerance,
 )
-from orthocond.layers.statistics import Moments, moments, rounding_variance
+from orthocond.layers.statistics import Moments, moments
 from orthocond.layers.synchronise import several_processes
 from orthocond.matrix import Eigh, Solver, inv_sqrtm
 from orthocond.matrix._common import at_least_float32, check_choice, check_count, check_not_negative, look
@@ -85,12 +86,10 @@ def _check_count(count: int, shape: torch.Size, name: str) -> None:
 
 
 def _whitening(found: Moments, x: Tensor, eps: float, solver: Solver, name: str) -> Tensor:
-    """``(P + eps I)^-1/2`` in float64; variance that is only the rounding of the features is not blown up."""
-    covariance = found.covariance
-    identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    ridged = covariance + rounding_variance(covariance, found.mean, x.dtype) * identity
+    """``(P + eps I)^-1/2`` in float64, without ridge that of the pseudo-inverse."""
+    solver = with_rank_tolerance(solver, eps, x.dtype, found.covariance.shape[-1])
     try:
-        return inv_sqrtm(ridged, eps=eps, solver=solver)
+        return inv_sqrtm(found.covariance, eps=eps, solver=solver)
     except (ValueError, RuntimeError) as error:
         blame_features(x, name, error)
         raise
@@ -176,7 +175,8 @@ class _DecorrelatedBatchNorm(SVDLayer):
             if square is not None:
                 square.copy_(torch.eye(size, device=square.device, dtype=square.dtype))
         self.num_batches_tracked.zero_()
-        self._refresh()
+        if not self.training:
+            self._refresh()
 
     def reset_parameters(self) -> None:
         """Reset the statistics, the weight to 1 and the bias to 0."""
@@ -376,8 +376,8 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     Accuracy:
         The output's covariance deviates from :math:`P (P + \varepsilon I)^{-1}`, which is the identity for
         :math:`\varepsilon = 0`, by about the machine epsilon times the root of the condition number in float32 (1e-6 at
-        1e4, 1e-4 at 1e8), and times the condition number in float64. Directions whose variance is below the rounding
-        of the features are not amplified beyond that.
+        1e4, 1e-4 at 1e8), and times the condition number in float64. With ``eps=0``, directions whose variance is only
+        rounding of the features come out as 0.
 
     Example:
         >>> layer = DecorrelatedBatchNorm2d(3)
