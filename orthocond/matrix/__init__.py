@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from orthocond.matrix._common import check_not_negative, check_square
+from orthocond.matrix._common import check_not_negative, check_square, without_autocast
 from orthocond.matrix.decompose import SolverFailures, solver_failures
 from orthocond.matrix.iterative import NewtonSchulz, Pade, Taylor
 from orthocond.matrix.literature import SVD
@@ -153,5 +152,5 @@ def _roots(a: Tensor, eps: float, solver: Solver, kinds: tuple[str, ...], name: 
         raise TypeError(f"{name} needs a solver such as Eigh() or NewtonSchulz(steps=5); got {solver!r}.{hint}")
     if a.numel() == 0:
         return tuple(a.clone() for _ in kinds)
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a.device):
         return solver.roots(a, eps, kinds)

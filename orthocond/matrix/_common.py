@@ -1,5 +1,7 @@
 """What every matrix function shares: input checks, the symmetric part, and when values may be read."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -64,12 +66,25 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def look(flag: Tensor) -> bool | None:
-    """Read a one-element tensor; None where values cannot be read (torch.compile, torch.export, vmap)."""
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Leave autocast, whose half precision no decomposition survives; costs nothing where it is not on."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def look(flags: Tensor) -> bool | None:
+    """Whether all flags are true; None where values cannot be read (torch.compile, torch.export, vmap)."""
+    least = smallest(flags)
+    return None if least is None else bool(least)
+
+
+def smallest(x: Tensor) -> float | None:
+    """The smallest entry, NaN if any is; None where values cannot be read. Synchronises a GPU once."""
     if torch.compiler.is_compiling():
         return None
     try:
-        return bool(flag)
+        return float(x.amin())
     except RuntimeError as error:
         if "vmap" in str(error):
             return None

@@ -73,7 +73,7 @@ class SVD(Solver):
         """The sum of the singular values is the trace if, and only if, no eigenvalue is negative."""
         total = values.sum(-1)
         trace = p.diagonal(dim1=-2, dim2=-1).sum(-1)
-        if look((total - trace <= torch.finfo(dtype).eps ** 0.5 * total).all()) is False:
+        if look(total - trace <= torch.finfo(dtype).eps ** 0.5 * total) is False:
             decompose.check_finite_batch(p)
             raise ValueError(
                 "Square roots need positive semi-definite matrices; the singular values of at least one matrix add up "

@@ -14,8 +14,9 @@ from orthocond.matrix._common import (
     check_floating,
     check_not_negative,
     look,
+    without_autocast,
 )
-from orthocond.matrix.spectral import apply_root, root_eigenvalues
+from orthocond.matrix.spectral import all_above, apply_root, root_eigenvalues
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 
@@ -81,45 +82,48 @@ def polar(g: Tensor, *, method: str = "gram", rank_tol: float | None = None, ste
     check_choice(method, "polar(method=...)", _METHODS)
     if g.numel() == 0:
         return g.clone()
-    tall = g if g.shape[-2] >= g.shape[-1] else g.mT
-    with torch.autocast(g.device.type, enabled=False):
+    with without_autocast(g.device):
         if method in ("gram", "svd"):
             if steps is not None:
                 raise ValueError(f"polar(steps=...) is for the iterations; method={method!r} has none.")
-            result = _by_decomposition(tall, method, rank_tol)
-        else:
-            if rank_tol is not None:
-                raise ValueError(f"polar(rank_tol=...) needs method='gram' or 'svd'; method={method!r} sees no ranks.")
-            result = _by_iteration(tall, method, steps)
-    return result if tall is g else result.mT
+            return _by_decomposition(g, method, rank_tol)
+        if rank_tol is not None:
+            raise ValueError(f"polar(rank_tol=...) needs method='gram' or 'svd'; method={method!r} sees no ranks.")
+        return _by_iteration(g, method, steps)
 
 
 def _by_decomposition(g: Tensor, method: str, rank_tol: float | None) -> Tensor:
-    """``G (GᵀG)^-1/2`` for tall G, where singular values below the tolerance count as zero."""
+    """``(GGᵀ)^-1/2 G`` for wide G, ``G (GᵀG)^-1/2`` for tall G; singular values below the tolerance count as zero."""
+    wide = g.shape[-2] <= g.shape[-1]
+    short, long = min(g.shape[-2:]), max(g.shape[-2:])
     if rank_tol is None:
-        rank_tol = torch.finfo(g.dtype).eps * math.sqrt(g.shape[-2])
+        rank_tol = torch.finfo(g.dtype).eps * math.sqrt(long)
     check_not_negative(rank_tol, "polar(rank_tol=...)")
     work = g.double()
-    gram = work.mT @ work
+    gram = work @ work.mT if wide else work.mT @ work
     if method == "gram":
         # Eigenvalues of the Gram matrix carry a rounding error of this size: smaller ones are noise.
-        rank_tol = max(rank_tol, math.sqrt(torch.finfo(torch.float64).eps * g.shape[-1]))
+        rank_tol = max(rank_tol, math.sqrt(torch.finfo(torch.float64).eps * short))
         values, vectors = decompose.eigh(gram.detach())
     else:
-        singular, vectors = decompose.svd(work.detach().mT)
+        singular, vectors = decompose.svd((work if wide else work.mT).detach())
         values, vectors = singular.square().flip(-1), vectors.flip(-1)  # ascending, as those of eigh
-    if look(values.isfinite().all() & gram.isfinite().all()) is False:
+    complete = all_above(values, 0.0, rank_tol**2)
+    if complete is False and not look(values < math.inf):
         decompose.check_finite_batch(g)
         raise ValueError("polar needs matrices whose squares are finite in float64; scale them down first.")
-    root = apply_root(gram, values, root_eigenvalues(values, 0.0, rank_tol**2), vectors, True)
-    return (work @ root).to(g.dtype)
+    root = root_eigenvalues(values, 0.0, rank_tol**2)
+    inverse = apply_root(gram, values, root, vectors, True, bool(complete))
+    return (inverse @ work if wide else work @ inverse).to(g.dtype)
 
 
 def _by_iteration(g: Tensor, method: str, steps: int | None) -> Tensor:
-    """Odd polynomials of the singular values, which all tend to 1, by matrix products; for tall G."""
+    """Odd polynomials of the singular values, which all tend to 1, by matrix products."""
+    if g.shape[-2] < g.shape[-1]:
+        return _by_iteration(g.mT, method, steps).mT
     if steps is not None:
         check_count(steps, "polar(steps=...)", 1)
-    if look(g.isfinite().all()) is False:
+    if look(g.isfinite()) is False:
         decompose.check_finite_batch(g)
     x = g.to(at_least_float32(g.dtype))
     # Two divisions, so that neither the squares of huge entries overflow nor those of tiny ones vanish.

@@ -18,9 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.forward_ad import unpack_dual
 
 from orthocond.matrix import decompose
-from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative, look, symmetric_part
+from orthocond.matrix._common import (
+    at_least_float32,
+    check_choice,
+    check_not_negative,
+    smallest,
+    symmetric_part,
+    without_autocast,
+)
 from orthocond.matrix.solver import Solver
 
 # Above this condition number float32 loses digits that users see: the gradient of the inverse root is off by 1e-3 at
@@ -60,47 +68,57 @@ class Eigh(Solver):
 
     def roots(self, a: Tensor, eps: float, kinds: tuple[str, ...]) -> tuple[Tensor, ...]:
         """See `Solver.roots`."""
-        values, vectors = self._decompose(symmetric_part(a.detach()), eps)
         tol = self.rank_tol
         if tol is None and eps == 0:
             # Measured on rank-deficient covariances of size 64 to 512: rounding makes eigenvalues of 1 to 5 machine
             # epsilons of what is zero.
             tol = torch.finfo(a.dtype).eps * a.shape[-1] ** 0.5
-        root = root_eigenvalues(values, eps, tol)
+        values, vectors, complete = self._decompose(symmetric_part(a.detach()), eps, tol or 0.0)
+        shifted = values + eps if eps else values
+        root = shifted.sqrt() if complete else root_eigenvalues(values, eps, tol)
         work = a.to(vectors.dtype)
-        return tuple(apply_root(work, values + eps, root, vectors, kind == "inv_sqrt").to(a.dtype) for kind in kinds)
+        return tuple(
+            apply_root(work, shifted, root, vectors, kind == "inv_sqrt", complete).to(a.dtype) for kind in kinds
+        )
 
-    def _decompose(self, a: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Eigenvalues and eigenvectors in the working precision; reads one value to choose or check it."""
+    def _decompose(self, a: Tensor, eps: float, tol: float) -> tuple[Tensor, Tensor, bool]:
+        """Eigenvalues and eigenvectors in the working precision, and whether it is known that none is left out."""
+        ridge = 0.0 if tol else eps  # the tolerance applies without the ridge
         if self.precision == "auto" and a.dtype != torch.float64 and not torch.compiler.is_compiling():
             values, vectors = decompose.eigh(a.float())
-            well = values[..., 0] + eps >= (values[..., -1] + eps) / _FLOAT32_CONDITION
-            if look((well & self._is_semidefinite(values, eps, a.dtype)).all()):
-                return values, vectors
+            if all_above(values, ridge, max(tol, 1 / _FLOAT32_CONDITION)):
+                return values, vectors, True
         work = at_least_float32(a.dtype) if self.precision == "input" else torch.float64
         values, vectors = decompose.eigh(a.to(work))
-        semidefinite = self._is_semidefinite(values, eps, a.dtype)
-        if look(semidefinite.all()) is False:
-            _raise_for_spectrum(a, values, semidefinite)
-        return values, vectors
+        complete = all_above(values, ridge, tol)
+        if complete is False:
+            self._check_semidefinite(a, values, eps)
+        return values, vectors, complete is True
 
-    def _is_semidefinite(self, values: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        """Whether all is finite and, with the ridge, as little negative as rounding or the rank tolerance allows."""
-        size = values.abs().amax(-1)
-        limit = max(torch.finfo(dtype).eps ** 0.5, self.rank_tol or 0.0)
-        return (size < torch.inf) & (values[..., 0] + eps >= -limit * size)
+    def _check_semidefinite(self, a: Tensor, values: Tensor, eps: float) -> None:
+        """Raise a `ValueError` that names the first matrix that is not finite or not positive semi-definite."""
+        decompose.check_finite_batch(a)
+        low, size = values[..., 0].reshape(-1), values.abs().amax(-1).reshape(-1)
+        # With the ridge, an eigenvalue may be as negative as rounding of the input or the rank tolerance explains.
+        limit = max(torch.finfo(a.dtype).eps ** 0.5, self.rank_tol or 0.0)
+        bad = (low + eps < -limit * size).nonzero()
+        if len(bad):
+            index = int(bad[0])
+            raise ValueError(
+                f"Square roots need positive semi-definite matrices; matrix {index} of {len(low)} has eigenvalues down "
+                f"to {float(low[index]):.3g} (largest size {float(size[index]):.3g}). Pass a covariance or a @ a.mT, "
+                f"or shift it by more than {-float(low[index]):.3g} times the identity first."
+            )
 
 
-def _raise_for_spectrum(a: Tensor, values: Tensor, semidefinite: Tensor) -> None:
-    """Raise a `ValueError` that names the first matrix that is not finite or not positive semi-definite."""
-    decompose.check_finite_batch(a)
-    low, size = values[..., 0].reshape(-1), values.abs().amax(-1).reshape(-1)
-    index = int((~semidefinite).reshape(-1).nonzero()[0])
-    raise ValueError(
-        f"Square roots need positive semi-definite matrices; matrix {index} of {len(low)} has eigenvalues down to "
-        f"{float(low[index]):.3g} (largest size {float(size[index]):.3g}). Pass a covariance or a @ a.mT, or "
-        f"shift it by more than {-float(low[index]):.3g} times the identity first."
-    )
+def all_above(values: Tensor, eps: float, fraction: float) -> bool | None:
+    """Whether all ascending eigenvalues, with the ridge, are finite and above a fraction of the largest.
+
+    The only value that is read, and all that is needed to know in the usual case; None where it cannot be read. An
+    infinite eigenvalue makes the margin NaN or negative, so that the answer is no.
+    """
+    margin = smallest(torch.sub(values.select(-1, 0), values.select(-1, -1), alpha=fraction))
+    return None if margin is None else margin > (fraction - 1) * eps
 
 
 def root_eigenvalues(values: Tensor, eps: float, tol: float | None) -> Tensor:
@@ -108,17 +126,31 @@ def root_eigenvalues(values: Tensor, eps: float, tol: float | None) -> Tensor:
     root = (values + eps).clamp(min=0).sqrt()
     if tol is None:
         return root
-    return torch.where(values > tol * values[..., -1:].clamp(min=0), root, 0)
+    return root * (values > tol * values[..., -1:])
 
 
 def _inverse(root: Tensor) -> Tensor:
     """1/r, and 0 where r is 0."""
-    return torch.where(root > 0, 1 / root, 0)
+    return root / root.square().clamp(min=torch.finfo(root.dtype).tiny)
 
 
 def _sums(root: Tensor) -> Tensor:
     """``1 / (r_i + r_j)``, and 0 where both are 0."""
     return _inverse(root.unsqueeze(-1) + root.unsqueeze(-2))
+
+
+def _first_derivative(g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
+    """``U (F ∘ Uᵀ sym(g) U) Uᵀ`` with F the divided differences of the root or of the inverse root.
+
+    Where ``complete``, no direction is left out, and F is 1 / (r_i + r_j), scaled by -1 / (r_i r_j) for the inverse.
+    """
+    if complete:
+        scaled, twice = (u * root.reciprocal().unsqueeze(-2), -2 * root) if inverse else (u, 2 * root)
+        t = scaled.mT @ g @ scaled
+        t = (t + t.mT).div_(twice.unsqueeze(-1) + twice.unsqueeze(-2))
+    else:
+        t = _rotate(u, g) * _first_differences(values, root, inverse)
+    return u @ t @ u.mT
 
 
 def _first_differences(values: Tensor, root: Tensor, inverse: bool) -> Tensor:
@@ -140,7 +172,7 @@ def _rotate(u: Tensor, g: Tensor) -> Tensor:
     return u.mT @ symmetric_part(g) @ u
 
 
-def apply_root(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool) -> Tensor:
+def apply_root(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
     """``f(A)`` for f the square root or its inverse, differentiable in A.
 
     Args:
@@ -149,45 +181,67 @@ def apply_root(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool
         root: Their square roots, 0 for those that are left out.
         u: Eigenvectors ``(*, n, n)`` of ``a``.
         inverse: Whether f is the inverse root.
+        complete: Whether it is known that no direction is left out, which makes the gradient cheaper.
     """
     if torch.compiler.is_compiling():  # torch.compile cannot trace a Function with a jvp
-        return _RootReverse.apply(a, values, root, u, inverse)
-    return _Root.apply(a, values, root, u, inverse)
+        return _RootReverse.apply(a, values, root, u, inverse, complete)
+    if _is_recorded(a):
+        return _Root.apply(a, values, root, u, inverse, complete)
+    return _Root.forward(a, values, root, u, inverse, complete)
 
 
-def _derivative(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool) -> Tensor:
+def _derivative(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
     """``Df(A)[g]``, the derivative of f at A in the direction of the symmetric part of g."""
     if torch.compiler.is_compiling():
-        return _DerivativeReverse.apply(a, g, values, root, u, inverse)
-    return _Derivative.apply(a, g, values, root, u, inverse)
+        return _DerivativeReverse.apply(a, g, values, root, u, inverse, complete)
+    if _is_recorded(a, g):
+        return _Derivative.apply(a, g, values, root, u, inverse, complete)
+    return _Derivative.forward(a, g, values, root, u, inverse, complete)
+
+
+def _is_recorded(*tensors: Tensor) -> bool:
+    """Whether someone may ask for a derivative: not in a plain backward pass nor an optimizer's step."""
+    return torch.is_grad_enabled() or any(unpack_dual(t).tangent is not None for t in tensors)
+
+
+class _Quick(Function):
+    """Call the function without the inspection of its signature that torch.func needs, which takes 40 µs a call."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        return super(Function, cls).apply(*args)  # type: ignore[misc]
 
 
 class _RootReverse(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool) -> Tensor:
-        f = _inverse(root) if inverse else root
+    def forward(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
+        f = root
+        if inverse:
+            f = root.reciprocal() if complete else _inverse(root)
         return (u * f.unsqueeze(-2)) @ u.mT
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.inverse = inputs
+        *tensors, ctx.inverse, ctx.complete = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         a, values, root, u = ctx.saved_tensors
-        return _derivative(a, g, values, root, u, ctx.inverse), None, None, None, None
+        return _derivative(a, g, values, root, u, ctx.inverse, ctx.complete), None, None, None, None, None
 
 
-class _Root(_RootReverse):
+class _Root(_RootReverse, _Quick):
     @staticmethod
     def jvp(ctx: Any, ta: Tensor, *_: Any) -> Tensor:
         # The derivative is self-adjoint: forward and reverse mode apply the same operator.
         a, values, root, u = ctx.saved_tensors
-        return _derivative(a, ta, values, root, u, ctx.inverse)
+        return _derivative(a, ta, values, root, u, ctx.inverse, ctx.complete)
 
 
 class _DerivativeReverse(Function):
@@ -196,29 +250,30 @@ class _DerivativeReverse(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool) -> Tensor:
-        with torch.autocast(u.device.type, enabled=False):
-            return u @ (_first_differences(values, root, inverse) * _rotate(u, g)) @ u.mT
+    def forward(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
+        with without_autocast(u.device):
+            return _first_derivative(g, values, root, u, inverse, complete)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.inverse = inputs
+        *tensors, ctx.inverse, ctx.complete = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, h: Tensor) -> tuple[Tensor | None, ...]:
         a, g, values, root, u = ctx.saved_tensors
-        grad_a = SecondDerivative.apply(a, g, h, root, u, ctx.inverse) if ctx.needs_input_grad[0] else None
-        grad_g = _derivative(a, h, values, root, u, ctx.inverse) if ctx.needs_input_grad[1] else None
-        return grad_a, grad_g, None, None, None, None
+        needs_a, needs_g = ctx.needs_input_grad[:2]
+        grad_a = SecondDerivative.apply(a, g, h, root, u, ctx.inverse) if needs_a else None
+        grad_g = _derivative(a, h, values, root, u, ctx.inverse, ctx.complete) if needs_g else None
+        return grad_a, grad_g, None, None, None, None, None
 
 
-class _Derivative(_DerivativeReverse):
+class _Derivative(_DerivativeReverse, _Quick):
     @staticmethod
     def jvp(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: Any) -> Tensor | int:
         a, g, values, root, u = ctx.saved_tensors
-        along_g = 0 if tg is None else _derivative(a, tg, values, root, u, ctx.inverse)
+        along_g = 0 if tg is None else _derivative(a, tg, values, root, u, ctx.inverse, ctx.complete)
         along_a = 0 if ta is None else SecondDerivative.apply(a, g, ta, root, u, ctx.inverse)
         return along_g + along_a
 
@@ -244,7 +299,7 @@ class SecondDerivative(Function):
 
     @staticmethod
     def forward(a: Tensor, g: Tensor, h: Tensor, root: Tensor, u: Tensor, inverse: bool) -> Tensor:
-        with torch.autocast(u.device.type, enabled=False):
+        with without_autocast(u.device):
             half = _half_second(_rotate(u, g), _rotate(u, h), root, inverse)
             # For symmetric g and h the sum with g and h exchanged is the transpose.
             return u @ (half + half.mT) @ u.mT
