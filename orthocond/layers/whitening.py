@@ -295,7 +295,6 @@ class _DecorrelatedBatchNorm(SVDLayer):
             if old is not None and new is not None and at_least_float32(new.dtype) != new.dtype:
                 # half() and bfloat16() would leave too few digits of a covariance to invert it.
                 self._buffers[name] = old.to(new.device)
-        self._whitened_from = None
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
