@@ -103,7 +103,8 @@ def treat(
         raise TypeError(f"treat needs a torch.optim.Optimizer; got {type(optimizer).__name__}.")
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner  # a wrapper such as Accelerate's: its own hooks are never called
-    targets = [target] if isinstance(target, (nn.Module, Tensor)) else list(target)
+    one = isinstance(target, (nn.Module, Tensor)) or not isinstance(target, Iterable)
+    targets: list[Any] = [target] if one else list(target)  # type: ignore[arg-type]
     weights = [find_weight(t, history) for t in targets]
     if not weights:
         raise ValueError("treat needs at least one weight; got none. Check the filter that chose them.")
