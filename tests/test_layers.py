@@ -557,6 +557,9 @@ def test_conversion_keeps_parameters_statistics_and_outputs():
     torch.testing.assert_close(model.eval()(x), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(convert_batchnorm(model)(x), expected, rtol=1e-5, atol=1e-5)
     assert isinstance(convert_batchnorm(nn.BatchNorm1d(6, affine=False)), DecorrelatedBatchNorm1d)
+    shared = nn.BatchNorm1d(6)
+    model_with_shared = convert_batchnorm(nn.Sequential(shared, nn.ReLU(), shared), ["2"])
+    assert model_with_shared[0] is model_with_shared[2]
     with pytest.raises(ValueError, match=r"got \['0'\]"):
         convert_batchnorm(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(6)), ["0"])
     with pytest.raises(ValueError, match="without any"):

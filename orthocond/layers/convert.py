@@ -54,7 +54,8 @@ def convert_batchnorm(
         DecorrelatedBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, groups=2,
         solver=Eigh(precision='auto', rank_tol=None))
     """
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, tuple(_TWINS))}
+    modules = module.named_modules(remove_duplicate=False)
+    layers = {name: layer for name, layer in modules if isinstance(layer, tuple(_TWINS))}
     wanted = list(layers) if names is None else list(names)
     unknown = [name for name in wanted if name not in layers]
     if unknown or not wanted:
@@ -62,11 +63,12 @@ def convert_batchnorm(
             f"convert_batchnorm needs names of BatchNorm1d/2d/3d layers; got {unknown or 'a model without any'}. "
             f"The model has {sorted(layers) or 'none'}; convert before wrapping it or calling convert_sync_batchnorm."
         )
-    for name in wanted:
-        new = _twin(layers[name], groups, solver, average)
-        if name == "":
-            return new
-        module.set_submodule(name, new)
+    twins = {layers[name]: _twin(layers[name], groups, solver, average) for name in wanted}
+    if module in twins:
+        return twins[module]
+    for name, layer in layers.items():  # a layer that is used in several places is replaced in all of them
+        if layer in twins:
+            module.set_submodule(name, twins[layer])
     return module
 
 
