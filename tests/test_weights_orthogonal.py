@@ -28,6 +28,7 @@ LAYERS = {
     "conv2d-groups": lambda: nn.Conv2d(4, 6, 3, groups=2),
     "conv2d-groups-tall": lambda: nn.Conv2d(4, 12, (1, 2), groups=2),
     "conv2d-depthwise": lambda: nn.Conv2d(3, 3, 3, groups=3),
+    "conv1d-groups": lambda: nn.Conv1d(4, 4, 2, groups=2),
     "conv3d": lambda: nn.Conv3d(2, 3, 2),
     "transposed1d": lambda: nn.ConvTranspose1d(3, 2, 4),
     "transposed2d": lambda: nn.ConvTranspose2d(3, 4, 2),
@@ -204,7 +205,7 @@ def test_ridge_is_a_share_of_the_mean_eigenvalue():
 
 @pytest.mark.parametrize("at_start", [True, False])
 @pytest.mark.parametrize("map", MAPS)
-@pytest.mark.parametrize("layer", ["linear-wide", "linear-tall", "linear-square", "conv2d-groups", "conv2d-depthwise"])
+@pytest.mark.parametrize("layer", ["linear-wide", "linear-tall", "linear-square", "conv1d-groups", "linear-row"])
 def test_gradients(layer, map, at_start):
     module = orthogonal(LAYERS[layer]().double(), map=map)
     if not at_start:

@@ -1,8 +1,9 @@
 r"""Treatments that know the layer's input: the patch covariance, a start that whitens it, and a metric that follows it.
 
 Output positions of a linear layer or convolution are :math:`y = W x` with x the input patch that the kernel sees, so
-their covariance is :math:`W \Sigma W^T` with :math:`\Sigma` the patch covariance. An orthogonal W cannot bring its
-condition number below that of :math:`\Sigma`; a W that is orthogonal in the metric :math:`\Sigma` can.
+their covariance is :math:`W \Sigma W^T` with :math:`\Sigma` the patch covariance. With an orthogonal W its eigenvalues
+are those of :math:`\Sigma` (tall W) or interlace with them (wide W), and natural images make them differ by 1e4 and
+more. With a W that is orthogonal in the metric :math:`\Sigma` they are all the same.
 """
 
 import math
@@ -29,8 +30,8 @@ from orthocond.weights._common import (
     matrices,
 )
 
-# Entries of the unfolded patches that are held at once: 32 MB in float64.
-_CHUNK = 2**22
+# Entries of the unfolded patches that are held at once: 2 MB in float64, which stays in the cache.
+_CHUNK = 2**18
 
 
 @torch.no_grad()
@@ -41,7 +42,7 @@ def patch_covariance(module: nn.Module, batch: Tensor | Iterable[Any]) -> Tensor
     :math:`\Sigma = \frac{1}{N} \sum (x - \mu)(x - \mu)^T` over all images and positions. Stride, padding and its mode,
     dilation and groups are those of the layer, so :math:`W \Sigma W^T` is the covariance of its output.
 
-    Batches are streamed and their means merged in float64; the patches of one batch are unfolded in pieces of 32 MB.
+    Batches are streamed and their means merged in float64; the patches of one batch are unfolded in pieces of 2 MB.
 
     Args:
         module: ``Linear``, ``Conv1d``, ``Conv2d`` or ``Conv3d``.
@@ -270,14 +271,14 @@ class _Moments:
     def add(self, x: Tensor) -> None:
         """Merge one input, a piece at a time."""
         for piece in _pieces(self.module, x.to(self.device)):
-            patches = _patches(self.module, piece).double()
-            mean = patches.mean(1)
-            centred = patches - mean.unsqueeze(1)
-            total = self.count + patches.shape[1]
+            patches = _patches(self.module, piece.double())
+            mean = patches.mean(-1)
+            centred = patches - mean.unsqueeze(-1)
+            total = self.count + patches.shape[-1]
             shift = mean - self.mean
-            between = (self.count * patches.shape[1] / total) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
-            self.scatter += centred.mT @ centred + between
-            self.mean += shift * (patches.shape[1] / total)
+            between = (self.count * patches.shape[-1] / total) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
+            self.scatter += centred @ centred.mT + between
+            self.mean += shift * (patches.shape[-1] / total)
             self.count = total
 
     def synchronise(self) -> None:
@@ -331,17 +332,17 @@ def _pieces(module: nn.Module, x: Tensor) -> Iterator[Tensor]:
 
 
 def _patches(module: nn.Module, x: Tensor) -> Tensor:
-    """All patches of an input as vectors ``(groups, positions, columns)``, in the order of the weight's columns."""
+    """All patches of an input ``(groups, columns, positions)``, in the order of the weight's columns."""
     if isinstance(module, nn.Linear):
-        return x.unsqueeze(0)
+        return x.mT.unsqueeze(0)
     assert isinstance(module, CONVOLUTIONS)
     x = _pad(module, x)
     spatial = len(module.kernel_size)
     for axis, (size, step, gap) in enumerate(zip(module.kernel_size, module.stride, module.dilation, strict=True)):
         x = x.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
-    # (N, groups, channels, *positions, *kernel) -> (groups, N, *positions, channels, *kernel)
-    x = x.unflatten(1, (module.groups, -1)).movedim(1, 0).movedim(2, 2 + spatial)
-    return x.reshape(module.groups, -1, _columns(module))
+    # (N, channels, *positions, *kernel) -> (channels, *kernel, N, *positions): rows of positions are copied as a whole.
+    positions, kernel = range(2, 2 + spatial), range(2 + spatial, 2 + 2 * spatial)
+    return x.permute(1, *kernel, 0, *positions).reshape(module.groups, _columns(module), -1)
 
 
 def _pad(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:

@@ -193,8 +193,9 @@ def orthogonal(
         RuntimeError: If the parameter is parametrised already or not initialised.
 
     Accuracy:
-        Largest entry of :math:`W W^T - I` in float32, 64 x 27 to 512 x 4608: 2e-6 for ``"cayley"``, 7e-6 for
-        ``"exponential"``, 1e-7 for ``"polar"``.
+        Largest entry of :math:`W W^T - I` in float32, 64 x 27 to 512 x 4608: 2e-6 for ``"cayley"``, 5e-6 for
+        ``"exponential"``, 1e-7 for ``"polar"``. The base is stored in the dtype of the weight: treat a model after
+        ``.double()``, not before.
 
     Example:
         >>> conv = orthogonal(torch.nn.Conv2d(3, 64, 3))

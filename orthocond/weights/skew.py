@@ -58,8 +58,8 @@ class SkewOrthogonalConv2d(nn.Module):
         ValueError: If a setting is not valid, or the input has the wrong shape.
 
     Accuracy:
-        The norm of a random image changes by less than 1e-3 with 5 terms and 1e-6 with 10 (3x3, 64 channels); the
-        worst direction allowed by the bound on K by 0.12 and 1e-4.
+        With 5 and 10 terms of a new 3x3 layer of 64 channels the norm of a random image changes by 2e-4 and 1e-8, that
+        of the worst one by 3e-3 and 3e-7. The bound on K allows 0.12 and 9e-5.
 
     Example:
         >>> conv = SkewOrthogonalConv2d(3, 8, 3, bias=False).eval()
