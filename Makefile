@@ -1,0 +1,39 @@
+# Everything runs in .venv, which the targets create and keep up to date with constraints.txt.
+PYTHON ?= python3
+BIN = .venv/bin
+
+.PHONY: help demo test test-slow bench docs clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+demo: .venv/.lab  ## see the gradient of an SVD layer break, and not break: a table and a figure in runs/demo
+	$(BIN)/python examples/gradient_at_ties.py
+
+test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at most 12 minutes on two cores
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+test-slow: .venv/.dev  ## the longer checks that `make test` leaves out
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+bench: .venv/.dev  ## time everything beside its baselines; results in benchmarks/results
+	$(BIN)/python benchmarks/matrix_functions.py --output benchmarks/results/matrix_functions.json
+	$(BIN)/python benchmarks/precision.py --output docs/precision.md
+
+docs: .venv/.docs  ## build the documentation in docs/_build
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
+	@echo "open docs/_build/index.html"
+
+clean:  ## remove what the targets made, but no results
+	rm -rf .venv docs/_build .pytest_cache .mypy_cache .ruff_cache
+
+# One stamp for each extra: installing again is skipped while neither file has changed. The build backend comes from the
+# same constraints, hence no build isolation.
+.venv/.%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[$*]"
+	touch $@
