@@ -855,6 +855,7 @@ def test_a_group_replaced_by_load_state_dict_is_followed():
 # --- compile ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports torch.jit
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_model_has_the_same_losses(backend):
     model, data = network(), [batch() for _ in range(4)]
