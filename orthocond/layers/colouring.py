@@ -99,7 +99,7 @@ def _whiten_color(
         offset = alpha * (style_mean - colour @ mean)
         matrix = add_ridge(alpha * colour, 1 - alpha)
         x = content.flatten(2).to(at_least_float32(content.dtype))
-        matrix, offset = (part.to(x.dtype).expand(len(x), -1, -1) for part in (matrix, offset))
+        matrix, offset = (part.to(x.dtype).expand(x.shape[0], -1, -1) for part in (matrix, offset))
         return torch.baddbmm(offset, matrix, x).reshape(content.shape).to(content.dtype)
 
 

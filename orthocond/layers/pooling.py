@@ -48,8 +48,8 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
 
     Accuracy:
         Computed in float64; the error is that of rounding the result to the dtype of ``x``. Without ridge, variances
-        below the rounding of the features (2e-13 of the largest in float32) count as zero.
-        The approximate solvers compute in float32.
+        below the rounding of the features (2e-13 of the largest in float32) count as zero. The approximate solvers
+        compute in float32.
 
     Example:
         >>> covariance_pool(torch.randn(2, 256, 7, 7)).shape

@@ -46,7 +46,7 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool 
         covariance = mean.new_zeros(groups, size, size)
     if not synchronise:
         return x, Moments(mean, covariance, count)
-    # In float64 the raw second moment loses nothing that the features have, so that one message is enough.
+    # In float64 the raw second moment loses nothing that float32 features have, so that one message is enough.
     raw = covariance + _outer(mean, groups)
     total = sum_across(torch.cat([mean.new_ones(1), mean, raw.flatten()]) * count, group)
     samples, mean, raw = total[0].detach(), total[1 : 1 + len(mean)], total[1 + len(mean) :]
