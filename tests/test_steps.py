@@ -596,6 +596,7 @@ def test_a_closure_is_refused(call):
         (lambda m: m[0].bias, ValueError, "at least two dimensions"),
         (lambda m: nn.BatchNorm2d(3), ValueError, "at least two dimensions"),
         (lambda m: m.parameters(), ValueError, "at least two dimensions"),
+        (lambda m: nn.LazyLinear(3), RuntimeError, "run one batch through the LazyLinear.weight first"),
         (lambda m: nn.Linear(3, 3), ValueError, "does not belong to the optimizer"),
         (lambda m: m[0].weight.flatten(1), ValueError, "computed tensor"),
         (lambda m: ["0.weight"], TypeError, "modules or parameters; got str"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from orthocond.matrix import matrix_view
@@ -149,6 +150,8 @@ def find_weight(target: nn.Module | Tensor, history: int) -> Weight:
         parameter, name, groups = target, "Parameter", 1
     if not isinstance(parameter, Tensor):
         raise TypeError(f"treat needs modules or parameters; got {type(parameter).__name__}.")
+    if is_lazy(parameter):
+        raise RuntimeError(f"treat needs an initialised weight; run one batch through the {name} first.")
     if not parameter.is_leaf:
         raise ValueError(
             f"treat needs a parameter; got a computed tensor of shape {tuple(parameter.shape)}. Pass the module: of a "
@@ -158,6 +161,11 @@ def find_weight(target: nn.Module | Tensor, history: int) -> Weight:
         raise ValueError(
             f"{name} {tuple(parameter.shape)} is frozen (requires_grad=False), so there is no step to treat. Call "
             "requires_grad_() before treat."
+        )
+    if parameter.ndim < 2:
+        raise ValueError(
+            f"treat needs weights of at least two dimensions; {name} has shape {tuple(parameter.shape)}. Biases and "
+            "norm scales are not matrices, nor are the flat parameters of FSDP1: use fully_shard."
         )
     return Weight(parameter, name, groups, history)
 

@@ -47,9 +47,10 @@ def treat(
 
     The optimizer's ``state_dict`` does not change. A copy of the optimizer, by deepcopy or pickle, is not treated, as
     torch copies no hooks: call `treat` on the copy. The memory cost is one copy of each weight where ``lr`` or
-    ``of="update"`` is used, none otherwise, and it lives during the step only. The host reads from the device: at most
-    two flags a shape for NOG (is the gradient finite, has it full rank), a third for ``of="update"`` (the rounding of
-    the weight), and one for a fused optimizer under a GradScaler. OLR reads nothing.
+    ``of="update"`` is used, none otherwise, and it lives during the step only, as does the working memory in float64
+    for the weights of one shape. The host reads from the device: at most two flags a shape for NOG (is the gradient
+    finite, has it full rank), a third number for ``of="update"`` (the rounding of the weight), and one flag for a fused
+    optimizer under a GradScaler. OLR reads nothing.
 
     Args:
         target: A module with a ``weight``, a parameter, or several of them. A module knows the groups of its
