@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
@@ -385,6 +387,8 @@ def _two_processes(rank, folder):
         # Both processes hand `alone` the same whole batch, so what it synchronises is itself.
         torch.testing.assert_close(module.state_dict(), alone.state_dict(), rtol=1e-9, atol=1e-10)
         assert module.parametrizations.weight[0].metric.num_batches_tracked == 4
+        sharded = fully_shard(copy.deepcopy(alone), mesh=init_device_mesh("cpu", (2,)))
+        torch.testing.assert_close(sharded(x), alone(x))
     finally:
         dist.destroy_process_group()
 

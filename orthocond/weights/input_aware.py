@@ -22,6 +22,7 @@ from orthocond.matrix.decompose import check_finite_batch
 from orthocond.spectrum import spectrum
 from orthocond.weights._common import (
     CONVOLUTIONS,
+    TRANSPOSED_CONVOLUTIONS,
     check_full_rank,
     check_gain,
     eye_like,
@@ -213,9 +214,8 @@ class FollowInput:
 def check_layer(module: nn.Module, caller: str) -> None:
     """Raise a `TypeError` if the module's weight does not multiply patches of its input."""
     if not isinstance(module, (nn.Linear, *CONVOLUTIONS)):
-        why = " The matrix of a transposed convolution multiplies one position, not a patch." * (
-            "ConvTranspose" in type(module).__name__
-        )
+        transposed = isinstance(module, TRANSPOSED_CONVOLUTIONS)
+        why = " The matrix of a transposed convolution multiplies one position, not a patch." if transposed else ""
         raise TypeError(
             f"{caller} needs Linear, Conv1d, Conv2d or Conv3d, whose weight multiplies patches of the input; got "
             f"{type(module).__name__}.{why}"
@@ -264,7 +264,7 @@ class _Moments:
         self.device = next(module.parameters(recurse=True)).device
         columns = _columns(module)
         self.groups = groups_of(module)
-        self.count = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.count: int | Tensor = 0  # known without a look at the device until processes are merged
         self.mean = torch.zeros(self.groups, columns, dtype=torch.float64, device=self.device)
         self.scatter = torch.zeros(self.groups, columns, columns, dtype=torch.float64, device=self.device)
 
@@ -276,7 +276,7 @@ class _Moments:
             centred = patches - mean.unsqueeze(-1)
             total = self.count + patches.shape[-1]
             shift = mean - self.mean
-            between = (self.count * patches.shape[-1] / total) * shift.unsqueeze(-1) * shift.unsqueeze(-2)
+            between = self.count * patches.shape[-1] / total * shift.unsqueeze(-1) * shift.unsqueeze(-2)
             self.scatter += centred @ centred.mT + between
             self.mean += shift * (patches.shape[-1] / total)
             self.count = total
@@ -285,7 +285,8 @@ class _Moments:
         """Merge what all processes of the default group have seen."""
         if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
             return
-        total, sums = self.count.clone(), self.count * self.mean
+        total = torch.full((), float(self.count), dtype=torch.float64, device=self.device)
+        sums = self.count * self.mean
         distributed.all_reduce(total)
         distributed.all_reduce(sums)
         mean = sums / total
@@ -295,7 +296,7 @@ class _Moments:
         self.count, self.mean = total, mean
 
     def covariance(self) -> Tensor:
-        if not torch.compiler.is_compiling() and not bool(self.count):
+        if isinstance(self.count, int) and self.count == 0:
             raise ValueError("patch_covariance needs data; the batch or loader held none (an exhausted iterator?).")
         covariance = self.scatter / self.count
         return covariance if self.groups > 1 else covariance[0]

@@ -135,10 +135,11 @@ class SkewOrthogonalConv2d(nn.Module):
     def _norm(self, skew: Tensor, index: int) -> Tensor:
         """Norm of one of the four matrices by its followed singular vector, differentiable in the matrix."""
         matrix = _unfold(skew, *_FOUR[index])
-        v = self.get_buffer(f"v{index}").to(matrix.dtype)
+        # A copy: the next forward may overwrite it, and a backward through this one still needs it.
+        v = self.get_buffer(f"v{index}").to(matrix.dtype, copy=True)
         if self.training:
             v = self._iterate(matrix.detach(), index, v, 1)
-        return torch.linalg.vector_norm(matrix @ v.clone())
+        return torch.linalg.vector_norm(matrix @ v)
 
     @torch.no_grad()
     def _iterate(self, matrix: Tensor, index: int, v: Tensor, steps: int) -> Tensor:
