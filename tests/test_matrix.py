@@ -258,6 +258,29 @@ def test_hessian_by_torch_func(name):
     torch.testing.assert_close(hessian[0, 0, 0, 0], torch.tensor(power * (power - 1)).double())
 
 
+@both_functions
+def test_forward_mode_over_a_backward_pass_that_records_nothing(name):
+    """A dual number in a plain backward pass: the derivative of the gradient must not be lost."""
+    a, direction, g = spd(3, 10.0), with_spectrum([1.0, -1.0, 2.0]), with_spectrum([3.0, 1.0, -1.0], seed=5)
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.autograd.forward_ad.make_dual(a.clone().requires_grad_(), direction)
+        (grad,) = torch.autograd.grad(FUNCTIONS[name](x), x, g)
+        tangent = torch.autograd.forward_ad.unpack_dual(grad).tangent
+    step = 1e-5
+    ahead, behind = (gradient(FUNCTIONS[name], a + sign * step * direction, g) for sign in (1, -1))
+    torch.testing.assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-6)
+
+
+@both_functions
+def test_no_grad_gives_the_same_value(name):
+    a = spd(4, 10.0, 2).requires_grad_()
+    expected = FUNCTIONS[name](a)
+    with torch.no_grad():
+        found = FUNCTIONS[name](a)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_third_derivative_raises():
     a = spd(2, 2.0).requires_grad_()
     (first,) = torch.autograd.grad(oc.sqrtm(a).sum(), a, create_graph=True)

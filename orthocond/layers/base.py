@@ -1,7 +1,6 @@
 """What all meta-layers share: the base class, the features' layout, and errors that name the layer."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,17 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from orthocond.matrix import Eigh, Solver
-from orthocond.matrix._common import at_least_float32, check_floating
+from orthocond.matrix._common import at_least_float32, check_floating, without_autocast
+from orthocond.matrix.solver import check_solver
 
 Observer = Callable[[Tensor], None]
-
-
-def check_solver(solver: object, name: str) -> Solver:
-    """Return ``solver`` if it is a `Solver`, else raise a `TypeError`."""
-    if not isinstance(solver, Solver):
-        hint = f" Add parentheses: {solver.__name__}()." if isinstance(solver, type) else ""
-        raise TypeError(f"{name} needs a solver such as Eigh() or NewtonSchulz(steps=5); got {solver!r}.{hint}")
-    return solver
 
 
 def check_features(x: object, name: str, dims: tuple[int, ...] | int, channels: int | None = None) -> Tensor:
@@ -58,12 +50,6 @@ class SVDLayer(nn.Module):
         return {**self.__dict__, "observer": None}
 
 
-def full_precision(x: Tensor) -> AbstractContextManager[object]:
-    """Leave autocast; nothing at all where it is off, so that exported graphs hold no trace of it."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
 class Layout(NamedTuple):
     """How features ``(N, C, ...)`` became ``(batch, C, positions)`` without a copy, and the way back."""
 
@@ -97,7 +83,7 @@ def affine(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
         matrix: One matrix for each group of channels, ``(groups, C / groups, C / groups)``.
         offset: ``(C,)``.
     """
-    with full_precision(x):
+    with without_autocast(x.device):
         if x.shape[2] > 1:
             offsets = offset.reshape(len(matrix), -1, 1).expand(x.shape[0], -1, -1, -1).reshape(-1, matrix.shape[-1], 1)
             return torch.baddbmm(offsets, *_by_image(matrix, x)).reshape(x.shape)
@@ -108,7 +94,7 @@ def affine(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
 def add_affine_(total: Tensor, x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     """``total + affine(x, matrix, offset)``, in the memory of ``total``; not differentiable."""
     total = total.contiguous()
-    with full_precision(x):
+    with without_autocast(x.device):
         if x.shape[2] > 1:
             blocks, images = _by_image(matrix, x)
             total.view(images.shape).baddbmm_(blocks, images)

@@ -10,12 +10,11 @@ from orthocond.layers.base import (
     SVDLayer,
     blame_features,
     check_features,
-    check_solver,
-    full_precision,
     with_rank_tolerance,
 )
 from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
-from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative
+from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
+from orthocond.matrix.solver import check_solver
 
 _EIGH = Eigh()
 _PER = ("image", "batch")
@@ -82,7 +81,7 @@ def _whiten_color(
     observe: Observer | None,
 ) -> Tensor:
     _check_pair(content, style, alpha, per, name)
-    with full_precision(content):
+    with without_autocast(content.device):
         mean, covariance = _moments(content, per)
         style_mean, style_covariance = _moments(style, per)
         if observe is not None:

@@ -9,12 +9,11 @@ from orthocond.layers.base import (
     SVDLayer,
     blame_features,
     check_features,
-    check_solver,
-    full_precision,
     with_rank_tolerance,
 )
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
-from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative
+from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
+from orthocond.matrix.solver import check_solver
 
 _EIGH = Eigh()
 _OUTPUTS = ("triu", "matrix")
@@ -82,7 +81,7 @@ def _centred(x: Tensor, solver: Solver) -> Tensor:
 
 
 def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver) -> Tensor:
-    with full_precision(x):
+    with without_autocast(x.device):
         try:
             root = _root(z, eps, with_rank_tolerance(solver, eps, x.dtype, max(z.shape[1:])))
         except (ValueError, RuntimeError) as error:
@@ -141,7 +140,7 @@ class CovariancePool2d(SVDLayer):
     def forward(self, x: Tensor) -> Tensor:
         z = _centred(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
         if self.training and self.observer is not None:
-            with torch.no_grad(), full_precision(x):
+            with torch.no_grad(), without_autocast(x.device):
                 self._observe((z @ z.mT).double())
         return _pool(z, x, self.output, self.eps, self.solver)
 

@@ -11,15 +11,21 @@ from orthocond.layers.base import (
     affine,
     blame_features,
     check_features,
-    check_solver,
     flatten,
-    full_precision,
     with_rank_tolerance,
 )
 from orthocond.layers.statistics import Moments, moments
 from orthocond.layers.synchronise import several_processes
 from orthocond.matrix import Eigh, Solver, inv_sqrtm
-from orthocond.matrix._common import at_least_float32, check_choice, check_count, check_not_negative, look
+from orthocond.matrix._common import (
+    at_least_float32,
+    check_choice,
+    check_count,
+    check_not_negative,
+    look,
+    without_autocast,
+)
+from orthocond.matrix.solver import check_solver
 
 _EIGH = Eigh()
 _STATISTICS = ("running_mean", "running_covariance", "running_whitening", "whitening")
@@ -188,7 +194,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
     def forward(self, x: Tensor) -> Tensor:
         x = check_features(x, type(self).__name__, self._dims, self.num_features)
         flat, layout = flatten(x.to(at_least_float32(x.dtype)))
-        with full_precision(x):
+        with without_autocast(x.device):
             if self.training or self.running_mean is None:
                 flat, transform = self._batch_transform(flat, x)
             else:

@@ -9,7 +9,7 @@ from orthocond.matrix.decompose import SolverFailures, solver_failures
 from orthocond.matrix.iterative import NewtonSchulz, Pade, Taylor
 from orthocond.matrix.literature import SVD
 from orthocond.matrix.polar import polar
-from orthocond.matrix.solver import Solver
+from orthocond.matrix.solver import Solver, check_solver
 from orthocond.matrix.spectral import Eigh
 from orthocond.matrix.view import matrix_view
 
@@ -147,9 +147,7 @@ def square_roots(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Squa
 def _roots(a: Tensor, eps: float, solver: Solver, kinds: tuple[str, ...], name: str) -> tuple[Tensor, ...]:
     a = check_square(a, name)
     eps = check_not_negative(eps, f"{name}(eps=...)")
-    if not isinstance(solver, Solver):
-        hint = " Add parentheses: " + solver.__name__ + "()." if isinstance(solver, type) else ""
-        raise TypeError(f"{name} needs a solver such as Eigh() or NewtonSchulz(steps=5); got {solver!r}.{hint}")
+    check_solver(solver, name)
     if a.numel() == 0:
         return tuple(a.clone() for _ in kinds)
     with without_autocast(a.device):

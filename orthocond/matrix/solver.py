@@ -29,6 +29,14 @@ class Solver(ABC):
         """
 
 
+def check_solver(solver: object, name: str) -> Solver:
+    """Return ``solver`` if it is a `Solver`, else raise a `TypeError`."""
+    if not isinstance(solver, Solver):
+        hint = f" Add parentheses: {solver.__name__}()." if isinstance(solver, type) else ""
+        raise TypeError(f"{name} needs a solver such as Eigh() or NewtonSchulz(steps=5); got {solver!r}.{hint}")
+    return solver
+
+
 class DifferentiableOnce(Function):
     """Pass a gradient on, and raise if it is differentiated.
 
