@@ -1,5 +1,18 @@
 """orthocond: well-conditioned SVD layers and disentangled GAN latents for PyTorch."""
 
+from orthocond.layers import (
+    CovariancePool2d,
+    DecorrelatedBatchNorm1d,
+    DecorrelatedBatchNorm2d,
+    DecorrelatedBatchNorm3d,
+    SVDLayer,
+    WhitenColor2d,
+    convert_batchnorm,
+    convert_sync,
+    covariance_pool,
+    whiten,
+    whiten_color,
+)
 from orthocond.matrix import (
     SVD,
     Eigh,
@@ -17,6 +30,15 @@ from orthocond.matrix import (
     square_roots,
 )
 from orthocond.spectrum import Spectrum, singular_spectrum, spectrum
+from orthocond.steps import NearestOrthogonal, OptimalLR, StepStatistics, Treatment, optimal_lr, treat
+from orthocond.weights import (
+    SkewOrthogonalConv2d,
+    orthogonal,
+    orthogonality_loss,
+    patch_covariance,
+    spectral,
+    whitening_init_,
+)
 
 __version__ = "0.1.0"
 
@@ -41,4 +63,30 @@ __all__ = [
     "singular_spectrum",
     "spectrum",
     "Spectrum",
+    # layers
+    "convert_batchnorm",
+    "convert_sync",
+    "covariance_pool",
+    "CovariancePool2d",
+    "DecorrelatedBatchNorm1d",
+    "DecorrelatedBatchNorm2d",
+    "DecorrelatedBatchNorm3d",
+    "SVDLayer",
+    "whiten",
+    "whiten_color",
+    "WhitenColor2d",
+    # treatments of the weight
+    "orthogonal",
+    "orthogonality_loss",
+    "patch_covariance",
+    "SkewOrthogonalConv2d",
+    "spectral",
+    "whitening_init_",
+    # treatments of the step
+    "NearestOrthogonal",
+    "optimal_lr",
+    "OptimalLR",
+    "StepStatistics",
+    "treat",
+    "Treatment",
 ]
