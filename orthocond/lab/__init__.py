@@ -1,0 +1,1 @@
+"""The lab: backbones, data, training loops and reports on top of the library, which never imports it."""
