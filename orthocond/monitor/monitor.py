@@ -1,0 +1,452 @@
+"""`ConditionMonitor`: what happens to covariances, weights and gradients while a model trains."""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from orthocond.layers import SVDLayer
+from orthocond.matrix import solver_failures
+from orthocond.matrix._common import check_count, check_not_negative
+from orthocond.monitor.facts import Facts
+from orthocond.monitor.features import covariance_of
+from orthocond.monitor.history import KEYS, History, Path_, Record, ScalarWriter
+from orthocond.monitor.plot import plot
+from orthocond.monitor.run import is_compiled
+from orthocond.monitor.trace import PreSVDLayer, Trace, describe, find_layer, svd_layers, unwrap
+from orthocond.steps.treatment import _attached
+from orthocond.weights._common import groups_of
+
+Listener = Callable[[Tensor], None]
+
+# Forwards of one step that are kept for each layer; more come only from very long gradient accumulation.
+_FORWARDS = 64
+
+
+class ConditionMonitor:
+    r"""Record the conditioning of covariances, Pre-SVD weights and their gradients during training.
+
+    For each watched layer and step: rank, largest and smallest eigenvalue of the covariance P, :math:`\kappa(P +
+    \varepsilon I)` and :math:`\kappa` of P on its range; the same of the Pre-SVD weight W and of its gradient; the step
+    length η and occurrence of OLR; decompositions that failed. `History` lists the keys of a record.
+
+    Covariances are those that the layers compute anyway in training forwards; evaluation is not recorded. A step is one
+    of the optimizer that moves the Pre-SVD weight. Gradients are read when that step begins, before the treatments of
+    `treat`: accumulated, averaged by DDP, unscaled, and not yet made orthogonal. Of a parametrised weight the weight
+    that the layer uses counts, and the gradient of its raw parameter. Weights are read before the step too. Loops
+    without a torch optimizer call `step` instead.
+
+    It neither copies nor wraps anything: the model can be copied, pickled, evaluated, compiled or wrapped in
+    DistributedDataParallel meanwhile, and several monitors can watch one model. Facts are computed in float64 when 16
+    MB of small matrices have been collected or when the history is read, so a step does not wait for the device.
+
+    Args:
+        model: The model.
+        every: Interval of steps that are recorded.
+        layers: Layers to watch, as modules or names; None watches all SVD layers. Of any other layer the covariance of
+            its output channels is computed.
+        eps: Ridge in the condition number of the covariance; None takes that of each layer, 0 for those without one.
+        rank_tol: Eigenvalues of the covariance at or below this fraction of the largest count as zero. The default is
+            above the rounding of float32 features; for bfloat16 take 1e-4.
+        matrices: At most this many of the covariances of one forward are looked at, evenly spaced, where a layer
+            computes one for each group or image.
+        pre_svd: Name of the Pre-SVD layer for each watched layer, if it is known; None finds them in the first forward
+            by the flow of data (see `pre_svd_layer`), which is not possible in compiled models.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If there is nothing to watch, a layer is not part of the model, or a setting is not valid.
+        RuntimeError: If it is started twice.
+
+    Accuracy:
+        Singular values of weights and gradients come from the smaller Gram matrix: those below 1e-7 of the largest are
+        not resolved, which is below the rounding of float32 weights. Covariance spectra are those of `spectrum`.
+
+    Example:
+        >>> from torch import nn
+        >>> from orthocond.layers import DecorrelatedBatchNorm2d
+        >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), DecorrelatedBatchNorm2d(16))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with ConditionMonitor(model) as monitor:
+        ...     for _ in range(3):
+        ...         optimizer.zero_grad()
+        ...         model(torch.randn(8, 3, 8, 8)).square().mean().backward()
+        ...         optimizer.step()
+        >>> monitor.history.columns("1")["rank"]
+        [16, 16, 16]
+        >>> monitor.history[0]["pre_svd"]
+        '0.weight'
+
+    References:
+        Song, Sebe, Wang (2022), sections 3.1 and 6.1; the figures of covariance conditioning.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 1,
+        layers: Iterable[nn.Module | str] | None = None,
+        eps: float | None = None,
+        rank_tol: float = 1e-12,
+        matrices: int = 16,
+        pre_svd: Mapping[str, str] | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"ConditionMonitor needs a torch.nn.Module; got {type(model).__name__}.")
+        check_count(every, "ConditionMonitor(every=...)", 1)
+        check_count(matrices, "ConditionMonitor(matrices=...)", 1)
+        if eps is not None:
+            check_not_negative(eps, "ConditionMonitor(eps=...)")
+        self.every = every
+        self._rank_tol = check_not_negative(rank_tol, "ConditionMonitor(rank_tol=...)")
+        self._limit = matrices
+        self._compiled = is_compiled(model)
+        self._model = unwrap(model)
+        self._watched = _choose(self._model, layers, eps)
+        self._set_pre_svd(pre_svd)
+        self._history = History()
+        self._facts = Facts()
+        self._step = 0
+        self._stepping: Optimizer | None = None
+        self._handles: list[Any] = []
+        self._trace: Trace | None = None
+
+    def _set_pre_svd(self, pre_svd: Mapping[str, str] | None) -> None:
+        self._automatic = pre_svd is None
+        for layer, source in (pre_svd or {}).items():
+            if layer not in self._watched:
+                raise ValueError(
+                    f"ConditionMonitor(pre_svd=...) needs names of watched layers; got {layer!r}, and these are "
+                    f"watched: {', '.join(map(repr, self._watched))}."
+                )
+            name, module = find_layer(self._model, source, "ConditionMonitor(pre_svd=...)")
+            if not isinstance(getattr(module, "weight", None), Tensor):
+                raise ValueError(f"ConditionMonitor(pre_svd=...) needs layers with a weight; {name!r} has none.")
+            self._watched[layer].pre_svd = PreSVDLayer(name, module)
+
+    # Life cycle
+
+    def start(self) -> Self:
+        """Begin to record."""
+        if self._handles:
+            raise RuntimeError("This monitor is running already; stop() it first, or make a second one.")
+        self._failures = solver_failures.count
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        for w in self._watched.values():
+            self._handles.append(self._watch(w))
+        if self._automatic and self._compiled:
+            _warn_no_weight("the model is compiled, so the flow of data cannot be seen")
+        elif self._automatic and not all(w.traced for w in self._watched.values()):
+            self._trace = Trace(self._model, {name: w.module for name, w in self._watched.items()}).__enter__()
+        return self
+
+    def stop(self) -> None:
+        """End recording; the model is then as before. A second call does nothing."""
+        unused = self._handles and not self._step and any(w.covariances for w in self._watched.values())
+        self._detach()
+        if unused:
+            warnings.warn(
+                "The monitor saw training forwards but no step of a torch optimizer that owns the model's parameters, "
+                "so it recorded nothing. Call monitor.step() where your loop makes a step.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._end_trace()
+        self._stepping = None
+        for w in self._watched.values():
+            w.covariances.clear()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self._detach()
+
+    def __repr__(self) -> str:
+        state = "running" if self._handles else "stopped"
+        return f"ConditionMonitor of {', '.join(self._watched)}, every={self.every}, {self._step} steps, {state}"
+
+    # What was recorded
+
+    @property
+    def history(self) -> History:
+        """The records so far. Reading it computes what waits, and so waits for the device."""
+        self._facts.settle()
+        return self._history
+
+    def to_json(self, path: Path_) -> None:
+        """Write the history as JSON; `History.from_json` reads it."""
+        self.history.to_json(path)
+
+    def to_csv(self, path: Path_) -> None:
+        """Write the history as a table."""
+        self.history.to_csv(path)
+
+    def to_tensorboard(self, writer: ScalarWriter, prefix: str = "conditioning") -> None:
+        """Give the history to an object with ``add_scalar``, such as TensorBoard's ``SummaryWriter``."""
+        self.history.to_tensorboard(writer, prefix)
+
+    def plot(
+        self,
+        target: Any = None,
+        *,
+        quantity: str = "condition",
+        layer: str | None = None,
+        compare: "Mapping[str, ConditionMonitor | History] | None" = None,
+        title: str | None = None,
+    ) -> Any:
+        """Draw a quantity over the steps: the conditioning figure of the paper.
+
+        Args:
+            target: Path of the file to write, or matplotlib axes to draw on; None makes a new figure.
+            quantity: A key of the records, such as ``"condition"``, ``"weight_condition"`` or ``"eta"``.
+            layer: Layer to draw; None draws all.
+            compare: Monitors or histories to draw instead, by their name in the legend.
+            title: Title of the figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+            ValueError: If there is nothing to draw.
+        """
+        runs: Mapping[str, ConditionMonitor | History] = {"": self} if compare is None else compare
+        histories = {name: run.history if isinstance(run, ConditionMonitor) else run for name, run in runs.items()}
+        return plot(target, compare=histories, quantity=quantity, layer=layer, title=title)
+
+    # Recording
+
+    def step(self) -> None:
+        """Record a step that no torch optimizer makes: call it after ``backward()``, before the weights change."""
+        if not self._handles:
+            raise RuntimeError("This monitor is not running; start() it, or use it in a with statement.")
+        self._read_weights(None)
+        self._finish_step(None)
+
+    def _watch(self, w: "_Watched") -> Any:
+        def observe(covariance: Tensor) -> None:
+            if self._step % self.every == 0:
+                w.covariances.append(_some(covariance.detach(), self._limit))
+
+        if isinstance(w.module, SVDLayer):
+            observer = torch.compiler.disable(observe) if self._compiled else observe
+            return _Subscription(w.module, observer)
+        if self._compiled:
+            raise ValueError("ConditionMonitor can watch SVD layers only in a compiled model; watch it uncompiled.")
+
+        def after_forward(module: nn.Module, args: object, output: object) -> None:
+            if module is w.module and module.training and self._step % self.every == 0:
+                with torch.no_grad():
+                    observe(covariance_of(module, output))
+
+        return register_module_forward_hook(after_forward)
+
+    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if self._stepping is None and self._is_clock(optimizer):
+            self._stepping = optimizer
+            self._read_weights(getattr(optimizer, "grad_scale", None))
+
+    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        # An optimizer whose step calls that of its base class calls each hook twice; the second call finds nothing.
+        if self._stepping is optimizer:
+            self._stepping = None
+            self._finish_step(optimizer)
+
+    def _is_clock(self, optimizer: Optimizer) -> bool:
+        """Whether it moves the first trainable Pre-SVD weight, or, if there is none, the model's first parameter."""
+        self._take_trace()
+        weights = [p for w in self._watched.values() if (p := w.raw_parameter()) is not None]
+        trainable = (p for p in (*weights, *self._model.parameters()) if p.requires_grad)
+        first = next(trainable, None)
+        return any(p is first for group in optimizer.param_groups for p in group["params"])
+
+    @torch.no_grad()
+    def _read_weights(self, grad_scale: Tensor | None) -> None:
+        self._take_trace()
+        if self._step % self.every:
+            return
+        for w in self._watched.values():
+            w.record = dict.fromkeys(KEYS) | {"step": self._step, "layer": w.name, "matrices": 0}
+            if w.pre_svd is None:
+                continue
+            w.record["pre_svd"] = str(w.pre_svd)
+            groups = groups_of(w.pre_svd.module, w.pre_svd.attribute)
+            self._facts.add_matrix(w.record, "weight_", w.weight(), groups)
+            raw = w.raw_parameter()
+            if raw is not None and raw.grad is not None:
+                gradient = raw.grad if grad_scale is None else raw.grad / grad_scale
+                self._facts.add_matrix(w.record, "gradient_", gradient, groups)
+
+    def _finish_step(self, optimizer: Optimizer | None) -> None:
+        recorded = self._step % self.every == 0
+        self._step += 1
+        if not recorded:
+            return
+        for w in self._watched.values():
+            covariances, w.covariances = list(w.covariances), deque(maxlen=_FORWARDS)
+            if covariances:
+                joined = torch.cat(covariances)
+                w.record |= {"size": joined.shape[-1], "matrices": len(joined)}
+                self._facts.add_covariances(w.record, joined, w.eps, self._rank_tol)
+            if optimizer is not None:
+                self._read_rates(w, optimizer)
+            w.record["solver_failures"] = solver_failures.count - self._failures
+            self._history.append(w.record)
+        if self._facts.full:
+            self._facts.settle()
+
+    def _read_rates(self, w: "_Watched", optimizer: Optimizer) -> None:
+        raw = w.raw_parameter()
+        for treatment in _attached.get(optimizer, []):
+            for treated in treatment._weights:
+                if treated.parameter is raw and treated.rates:
+                    self._facts.add_scalar(w.record, "eta", treated.rates[-1])
+                    shortened = torch.as_tensor(treated.shortened)
+                    self._facts.add_scalar(w.record, "olr_occurrence", shortened, treated.steps)
+
+    def _take_trace(self) -> None:
+        """Take what the forwards so far showed, and look no further when all is known."""
+        if self._trace is None:
+            return
+        for name, found in self._trace.found.items():
+            w = self._watched[name]
+            if len(found) == 1:
+                w.pre_svd = found[0]
+            elif not w.traced:
+                _warn_no_weight(f"the layers that feed {name!r} are {describe(found)}")
+            w.traced = True
+        if all(w.traced for w in self._watched.values()):
+            self._end_trace()
+
+    def _end_trace(self) -> None:
+        if self._trace is not None:
+            self._trace.__exit__()
+            self._trace = None
+
+
+@dataclass
+class _Watched:
+    """One watched layer, and what is collected of it during a step."""
+
+    name: str
+    module: nn.Module
+    eps: float
+    pre_svd: PreSVDLayer | None = None
+    traced: bool = False
+    covariances: deque[Tensor] = field(default_factory=lambda: deque(maxlen=_FORWARDS))
+    record: Record = field(default_factory=dict)
+
+    def weight(self) -> Tensor:
+        """The weight that the Pre-SVD layer computes with."""
+        assert self.pre_svd is not None
+        with _at_rest(self.pre_svd):
+            return getattr(self.pre_svd.module, self.pre_svd.attribute).detach()
+
+    def raw_parameter(self) -> Tensor | None:
+        """The parameter behind that weight; None if there is no such single matrix."""
+        if self.pre_svd is None:
+            return None
+        module, attribute = self.pre_svd.module, self.pre_svd.attribute
+        if parametrize.is_parametrized(module, attribute):
+            return getattr(module.parametrizations[attribute], "original", None)  # type: ignore[index]
+        return module._parameters.get(attribute)
+
+
+@contextmanager
+def _at_rest(layer: PreSVDLayer) -> Iterator[None]:
+    """Evaluation mode of a parametrised weight, so that reading it moves no power iteration."""
+    parts: list[nn.Module] = []
+    if parametrize.is_parametrized(layer.module, layer.attribute):
+        parts = [m for m in layer.module.parametrizations[layer.attribute].modules() if m.training]  # type: ignore
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.training = True
+
+
+class _Observers:
+    """The observer of a layer that several listen to, after the one that was there before."""
+
+    def __init__(self, before: Listener | None) -> None:
+        self.before = before
+        self.listeners: list[Listener] = []
+
+    def __call__(self, covariance: Tensor) -> None:
+        if self.before is not None:
+            self.before(covariance)
+        for listener in self.listeners:
+            listener(covariance)
+
+
+class _Subscription:
+    """One listener of one layer; `remove` leaves the others."""
+
+    def __init__(self, layer: SVDLayer, listener: Listener) -> None:
+        self.layer, self.listener = layer, listener
+        if not isinstance(layer.observer, _Observers):
+            layer.observer = _Observers(layer.observer)
+        layer.observer.listeners.append(listener)
+
+    def remove(self) -> None:
+        """End it."""
+        observers = self.layer.observer
+        if not isinstance(observers, _Observers) or self.listener not in observers.listeners:
+            return  # somebody put another observer in its place
+        observers.listeners.remove(self.listener)
+        if not observers.listeners:
+            self.layer.observer = observers.before
+
+
+def _choose(model: nn.Module, layers: Iterable[nn.Module | str] | None, eps: float | None) -> dict[str, _Watched]:
+    """The layers to watch, by name."""
+    if isinstance(layers, (str, nn.Module)):
+        layers = [layers]
+    chosen = svd_layers(model) if layers is None else dict(find_layer(model, x, "ConditionMonitor") for x in layers)
+    if not chosen:
+        raise ValueError(
+            "ConditionMonitor needs a layer to watch, and this model has no SVD layer (DecorrelatedBatchNorm, "
+            "CovariancePool2d, WhitenColor2d). Name the layers whose output you want to watch: layers=['conv1']."
+        )
+    ridge = {name: getattr(m, "eps", 0.0) if isinstance(m, SVDLayer) else 0.0 for name, m in chosen.items()}
+    return {name: _Watched(name, m, ridge[name] if eps is None else eps) for name, m in chosen.items()}
+
+
+def _some(covariance: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` matrices ``(k, d, d)``, evenly spaced; a copy where it leaves most out."""
+    matrices = covariance.reshape(-1, *covariance.shape[-2:])
+    stride = -(-len(matrices) // limit)
+    return matrices if stride <= 1 else matrices[::stride].clone()
+
+
+def _warn_no_weight(why: str) -> None:
+    warnings.warn(
+        f"ConditionMonitor records no weight and gradient, since {why}. Name the layer, as in "
+        "pre_svd={'bn1': 'conv1'}, or pass pre_svd={} to go without.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
