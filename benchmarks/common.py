@@ -30,6 +30,20 @@ def compare(contenders: dict[str, Callable[[], object]], seconds: float = 3.0) -
     return {name: _summary(values) for name, values in times.items()}
 
 
+def report(title: str, contenders: dict[str, Callable[[], object]], seconds: float, base: str) -> dict[str, object]:
+    """Time the contenders, print and return them relative to ``base``, with the peak memory of each."""
+    rows = compare(contenders, seconds)
+    print(f"\n{title}")
+    for name, row in rows.items():
+        row["relative_time"] = row["median_ms"] / rows[base]["median_ms"]
+        row["peak_bytes"] = peak_memory(contenders[name])
+        print(
+            f"  {name:36s} {row['median_ms']:10.3f} ms [{row['low_ms']:.3f}, {row['high_ms']:.3f}]"
+            f" {row['relative_time']:7.3f}x {row['peak_bytes'] / 1e6:9.2f} MB"
+        )
+    return {"title": title, "base": base, "contenders": rows}
+
+
 def _summary(values: list[float]) -> dict[str, float]:
     low, median, high = statistics.quantiles(values, n=4)
     return {"median_ms": median, "low_ms": low, "high_ms": high, "runs": len(values)}

@@ -6,7 +6,7 @@ forward and backward, against the decomposition of the d x d covariance.
 """
 
 import torch
-from common import arguments, compare, peak_memory, save
+from common import arguments, report, save
 from torch import nn
 
 import orthocond as oc
@@ -35,19 +35,6 @@ def step(layer, x, gradient):
 def inference(layer, x):
     with torch.inference_mode():
         layer(x)
-
-
-def report(title, contenders, seconds, base):
-    times = compare(contenders, seconds)
-    print(f"\n{title}")
-    for name, row in times.items():
-        row["relative_time"] = row["median_ms"] / times[base]["median_ms"]
-        row["peak_bytes"] = peak_memory(contenders[name])
-        print(
-            f"  {name:32s} {row['median_ms']:8.1f} ms [{row['low_ms']:.1f}, {row['high_ms']:.1f}]"
-            f" {row['relative_time']:6.2f}x   {row['peak_bytes'] / 2**20:6.0f} MB"
-        )
-    return {"title": title, "contenders": times}
 
 
 def whitening(seconds):

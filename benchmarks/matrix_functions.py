@@ -6,12 +6,13 @@ iteration, whose error is printed too.
 """
 
 import torch
-from common import arguments, compare, peak_memory, save
+from common import arguments, report, save
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 import orthocond as oc
 
 ROOT_SHAPES = [(1, 64, 64), (32, 64, 64), (32, 256, 256)]
+BASE = 'Eigh(precision="input")'
 POLAR_SHAPES = [(64, 27), (64, 576), (512, 4608), (30, 16384), (6, 131072)]
 
 
@@ -29,28 +30,21 @@ def roots(seconds):
             a = (x @ x.mT / (2 * n)).to(dtype).requires_grad_()
             g = torch.randn(shape, dtype=dtype)
             functions = {
-                "Eigh(input)": lambda a: oc.inv_sqrtm(a, solver=oc.Eigh(precision="input")),
-                "eigh + autograd": eigh_autograd,
-                "SVD, appendix A": lambda a: oc.inv_sqrtm(a, solver=oc.SVD(precision="input")),
-                "NewtonSchulz(5)": lambda a: oc.inv_sqrtm(a, solver=oc.NewtonSchulz(steps=5)),
+                BASE: lambda a: oc.inv_sqrtm(a, solver=oc.Eigh(precision="input")),
+                "autograd through eigh": eigh_autograd,
+                "SVD of appendix A": lambda a: oc.inv_sqrtm(a, solver=oc.SVD(precision="input")),
+                "NewtonSchulz(steps=5)": lambda a: oc.inv_sqrtm(a, solver=oc.NewtonSchulz(steps=5)),
             }
             if dtype == torch.float32:
-                functions["Eigh(auto)"] = oc.inv_sqrtm
-                functions["Eigh(float64)"] = lambda a: oc.inv_sqrtm(a, solver=oc.Eigh(precision="float64"))
+                functions["Eigh()"] = oc.inv_sqrtm
+                functions['Eigh(precision="float64")'] = lambda a: oc.inv_sqrtm(a, solver=oc.Eigh(precision="float64"))
             contenders = {
                 name: (lambda f=f, a=a, g=g: torch.autograd.grad(f(a), a, g)) for name, f in functions.items()
             }
-            times = compare(contenders, seconds)
-            base = times["Eigh(input)"]["median_ms"]
-            print(f"\ninv_sqrtm {tuple(shape)} {dtype}, forward and backward")
-            for name, row in times.items():
-                row["time_of_Eigh_input"] = base / row["median_ms"]
-                row["peak_bytes"] = peak_memory(contenders[name])
-                print(
-                    f"  {name:18s} {row['median_ms']:9.3f} ms [{row['low_ms']:.3f}, {row['high_ms']:.3f}]"
-                    f"   Eigh(input) is {row['median_ms'] / base:5.2f}x as fast   peak {row['peak_bytes'] / 1e6:.2f} MB"
-                )
-            results.append({"function": "inv_sqrtm", "shape": shape, "dtype": str(dtype), "contenders": times})
+            contenders["torch.linalg.eigh alone"] = lambda a=a: torch.linalg.eigh(a.detach())
+            contenders["torch.linalg.svd alone"] = lambda a=a: torch.linalg.svd(a.detach())
+            title = f"inv_sqrtm of {shape} {str(dtype).removeprefix('torch.')}, forward and backward"
+            results.append(report(title, contenders, seconds, BASE))
     return results
 
 
@@ -66,28 +60,40 @@ def thin_svd(g):
     return u @ v
 
 
+def bare(g):
+    """What the accuracy asks for at the least: two products and one eigendecomposition in float64."""
+    work = g.double()
+    wide = len(g) <= len(g.mT)
+    values, u = torch.linalg.eigh(work @ work.mT if wide else work.mT @ work)
+    root = (u * values.rsqrt()) @ u.mT
+    return (root @ work if wide else work @ root).float()
+
+
+def muon(g):
+    return _zeropower_via_newtonschulz(g, (3.4445, -4.775, 2.0315), 5, 1e-7)
+
+
 def polar_factors(seconds):
     results = []
     functions = {
-        "polar(gram)": oc.polar,
+        'polar(method="gram")': oc.polar,
+        "its products and eigh alone": bare,
         "thin SVD": thin_svd,
-        "Muon's iteration": lambda g: _zeropower_via_newtonschulz(g, (3.4445, -4.775, 2.0315), 5, 1e-7),
-        "polar(polar-express)": lambda g: oc.polar(g, method="polar-express"),
+        "thin SVD in float64": lambda g: thin_svd(g.double()).float(),
+        "iteration of torch.optim.Muon": muon,
+        'polar(method="polar-express")': lambda g: oc.polar(g, method="polar-express"),
     }
     for m, n in POLAR_SHAPES:
         g = conditioned(m, n, 1e3)
         expected = thin_svd(g.double())
-        times = compare({name: (lambda f=f, g=g: f(g)) for name, f in functions.items()}, seconds)
-        base = times["polar(gram)"]["median_ms"]
-        print(f"\npolar {m}x{n} float32, condition number 1e3")
-        for name, row in times.items():
+        contenders = {name: (lambda f=f, g=g: f(g)) for name, f in functions.items()}
+        result = report(
+            f"polar of {m} x {n} float32, condition number 1e3", contenders, seconds, 'polar(method="gram")'
+        )
+        for name, row in result["contenders"].items():
             row["relative_error"] = float((functions[name](g).double() - expected).norm() / expected.norm())
-            row["time_of_gram"] = base / row["median_ms"]
-            print(
-                f"  {name:20s} {row['median_ms']:9.3f} ms [{row['low_ms']:.3f}, {row['high_ms']:.3f}]"
-                f"   gram is {row['median_ms'] / base:6.2f}x as fast   error {row['relative_error']:.1e}"
-            )
-        results.append({"function": "polar", "shape": (m, n), "contenders": times})
+            print(f"  {name:36s} relative error {row['relative_error']:.1e}")
+        results.append(result)
     return results
 
 

@@ -5,7 +5,7 @@ convolutions and the classifier of a ResNet-18 for small images.
 """
 
 import torch
-from common import arguments, compare, peak_memory, save
+from common import arguments, report, save
 
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
 
@@ -38,23 +38,15 @@ def stepper(shapes, settings):
     return optimizer.step
 
 
-def report(title, shapes, seconds):
+def case(title, shapes, seconds):
+    entries = sum(torch.Size(s).numel() for s in shapes)
     contenders = {name: stepper(shapes, settings) for name, settings in VARIANTS.items()}
-    times = compare(contenders, seconds)
-    print(f"\n{title}, {len(shapes)} weights, {sum(torch.Size(s).numel() for s in shapes):,} entries")
-    for name, row in times.items():
-        row["added_ms"] = row["median_ms"] - times["plain"]["median_ms"]
-        row["peak_bytes"] = peak_memory(contenders[name])
-        print(
-            f"  {name:18s} {row['median_ms']:9.3f} ms [{row['low_ms']:.3f}, {row['high_ms']:.3f}]"
-            f"   adds {row['added_ms']:9.3f} ms   peak {row['peak_bytes'] / 1e6:.2f} MB"
-        )
-    return {"title": title, "contenders": times}
+    return report(f"one step of {title}: {len(shapes)} weights, {entries:,} entries", contenders, seconds, "plain")
 
 
 if __name__ == "__main__":
     options = arguments(__doc__)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    cases = {"stem 64 x 27": [(64, 3, 3, 3)], "ResNet-18": resnet18()}
-    save(options.output, [report(title, shapes, options.seconds) for title, shapes in cases.items()])
+    cases = {"a stem, 64 x 27": [(64, 3, 3, 3)], "all of ResNet-18": resnet18()}
+    save(options.output, [case(title, shapes, options.seconds) for title, shapes in cases.items()])

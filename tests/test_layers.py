@@ -328,6 +328,15 @@ def test_channels_last_is_kept(groups):
     assert layer(x).is_contiguous()
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_input_of_any_strides(groups):
+    """Transposed rows, every second position: what others hand over is not always contiguous."""
+    rows, images = torch.randn(4, 32).t(), torch.randn(8, 4, 5, 12)[..., ::2]
+    for x in (rows, images):
+        assert not x.is_contiguous()
+        torch.testing.assert_close(whiten(x, groups=groups), whiten(x.contiguous(), groups=groups))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     x = features(32, 8, 8, 8, dtype=dtype, spread=5.0)

@@ -70,7 +70,7 @@ def flatten(x: Tensor) -> tuple[Tensor, Layout]:
     sample of its own, ``(N · positions, C, 1)``; both forms are views of the same memory as ``x``.
     """
     rows = x.movedim(1, -1)
-    if rows.is_contiguous():
+    if x.ndim == 2 or rows.is_contiguous():
         return rows.reshape(-1, x.shape[1], 1), Layout(x.shape, True)
     return x.flatten(2), Layout(x.shape, False)
 

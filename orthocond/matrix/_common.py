@@ -51,7 +51,7 @@ def check_count(value: int, name: str, least: int) -> None:
 
 def symmetric_part(a: Tensor) -> Tensor:
     """Return ``(A + Aᵀ) / 2``."""
-    return (a + a.mT) / 2
+    return torch.lerp(a, a.mT, 0.5)
 
 
 def add_ridge(a: Tensor, eps: float) -> Tensor:
