@@ -2,15 +2,13 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -277,7 +275,7 @@ class ConditionMonitor:
     def _is_clock(self, optimizer: Optimizer) -> bool:
         """Whether it moves the first trainable Pre-SVD weight, or, if there is none, the model's first parameter."""
         self._take_trace()
-        weights = [p for w in self._watched.values() if (p := w.raw_parameter()) is not None]
+        weights = [p for w in self._watched.values() if (p := w.parameter()) is not None]
         trainable = (p for p in (*weights, *self._model.parameters()) if p.requires_grad)
         first = next(trainable, None)
         return any(p is first for group in optimizer.param_groups for p in group["params"])
@@ -293,8 +291,8 @@ class ConditionMonitor:
                 continue
             w.record["pre_svd"] = str(w.pre_svd)
             groups = groups_of(w.pre_svd.module, w.pre_svd.attribute)
-            self._facts.add_matrix(w.record, "weight_", w.weight(), groups)
-            raw = w.raw_parameter()
+            self._facts.add_matrix(w.record, "weight_", w.pre_svd.weight(), groups)
+            raw = w.parameter()
             if raw is not None and raw.grad is not None:
                 gradient = raw.grad if grad_scale is None else raw.grad / grad_scale
                 self._facts.add_matrix(w.record, "gradient_", gradient, groups)
@@ -318,7 +316,7 @@ class ConditionMonitor:
             self._facts.settle()
 
     def _read_rates(self, w: "_Watched", optimizer: Optimizer) -> None:
-        raw = w.raw_parameter()
+        raw = w.parameter()
         for treatment in _attached.get(optimizer, []):
             for treated in treatment._weights:
                 if treated.parameter is raw and treated.rates:
@@ -358,35 +356,9 @@ class _Watched:
     covariances: deque[Tensor] = field(default_factory=lambda: deque(maxlen=_FORWARDS))
     record: Record = field(default_factory=dict)
 
-    def weight(self) -> Tensor:
-        """The weight that the Pre-SVD layer computes with."""
-        assert self.pre_svd is not None
-        with _at_rest(self.pre_svd):
-            return getattr(self.pre_svd.module, self.pre_svd.attribute).detach()
-
-    def raw_parameter(self) -> Tensor | None:
-        """The parameter behind that weight; None if there is no such single matrix."""
-        if self.pre_svd is None:
-            return None
-        module, attribute = self.pre_svd.module, self.pre_svd.attribute
-        if parametrize.is_parametrized(module, attribute):
-            return getattr(module.parametrizations[attribute], "original", None)  # type: ignore[index]
-        return module._parameters.get(attribute)
-
-
-@contextmanager
-def _at_rest(layer: PreSVDLayer) -> Iterator[None]:
-    """Evaluation mode of a parametrised weight, so that reading it moves no power iteration."""
-    parts: list[nn.Module] = []
-    if parametrize.is_parametrized(layer.module, layer.attribute):
-        parts = [m for m in layer.module.parametrizations[layer.attribute].modules() if m.training]  # type: ignore
-    for part in parts:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.training = True
+    def parameter(self) -> Tensor | None:
+        """The parameter whose gradient is read."""
+        return None if self.pre_svd is None else self.pre_svd.parameter()
 
 
 class _Observers:

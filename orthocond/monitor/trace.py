@@ -39,6 +39,27 @@ class PreSVDLayer:
     def __str__(self) -> str:
         return f"{self.name}.{self.attribute}" if self.name else self.attribute
 
+    def weight(self) -> Tensor:
+        """The weight that the module computes with, detached; reading it moves no power iteration."""
+        parts: list[nn.Module] = []
+        if parametrize.is_parametrized(self.module, self.attribute):
+            parametrizations = self.module.get_submodule(f"parametrizations.{self.attribute}")
+            parts = [m for m in parametrizations.modules() if m.training]
+        for part in parts:
+            part.training = False
+        try:
+            with torch.no_grad():
+                return getattr(self.module, self.attribute).detach()
+        finally:
+            for part in parts:
+                part.training = True
+
+    def parameter(self) -> Tensor | None:
+        """The parameter behind that weight; None if there is no single one of the kind."""
+        if parametrize.is_parametrized(self.module, self.attribute):
+            return getattr(self.module.get_submodule(f"parametrizations.{self.attribute}"), "original", None)
+        return self.module._parameters.get(self.attribute)
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DistributedDataParallel, DataParallel and torch.compile."""
@@ -58,6 +79,18 @@ def named_layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if not hasattr(module, "_orig_mod")
     }
+
+
+def path_of(model: nn.Module, name: str) -> str:
+    """The expression for a layer of a possibly wrapped model, such as ``model.layer1[0].conv1``."""
+    path = "model"
+    while model is not (inner := unwrap(model)):
+        wrapper = isinstance(model, (DataParallel, DistributedDataParallel))
+        path += ".module" if wrapper else "._orig_mod"
+        model = model.module if wrapper else getattr(model, "_orig_mod", inner)  # type: ignore[assignment]
+    for part in name.split(".") if name else []:
+        path += f"[{part}]" if part.isdigit() else f".{part}" if part.isidentifier() else f'["{part}"]'
+    return path
 
 
 def find_layer(model: nn.Module, layer: nn.Module | str, caller: str) -> tuple[str, nn.Module]:
@@ -142,6 +175,7 @@ class Trace:
 
     Attributes:
         found: For each layer that was reached, the layers that feed it; empty if it depends on no weight.
+        inputs: Autograd nodes of the model's floating-point inputs, while the context lasts.
     """
 
     def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
@@ -150,7 +184,7 @@ class Trace:
         self._targets = {id(module): name for name, module in layers.items()}
         self._owners = _owners(model)
         self._made: dict[Any, PreSVDLayer] = {}  # node of an output: the layer that made it
-        self._inputs: set[Any] = set()
+        self.inputs: set[Any] = set()  # nodes at which the model's input begins
         self._layers = {
             id(m): PreSVDLayer(name, m)
             for name, m in named_layers(model).items()
@@ -172,7 +206,7 @@ class Trace:
     def _forget(self) -> None:
         """Let go of the nodes, which hold the graph and what it saved."""
         self._made.clear()
-        self._inputs.clear()
+        self.inputs.clear()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not torch.is_grad_enabled():
@@ -192,7 +226,7 @@ class Trace:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         x = (x if x.requires_grad else x.detach().requires_grad_()).clone()
-        self._inputs.add(x.grad_fn)
+        self.inputs.add(x.grad_fn)
         return x
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -227,7 +261,7 @@ class Trace:
         """Nodes that depend on the input or on the output of a layer, not on parameters alone."""
         data: set[Any] = set()
         for node in _ancestors([start] if start is not None else []):
-            if node in self._inputs or node in self._made or any(n in data for n in _previous(node)):
+            if node in self.inputs or node in self._made or any(n in data for n in _previous(node)):
                 data.add(node)
         return data
 

@@ -1,0 +1,140 @@
+"""What would help a layer, in plain words and as a line of code."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d, SVDLayer
+from orthocond.matrix import Eigh, NewtonSchulz, Pade, Taylor
+from orthocond.monitor.diagnosis import Advice, LayerDiagnosis, number
+from orthocond.weights._common import CONVOLUTIONS
+
+# Condition numbers from which advice is given. At 100 the approximate inverse roots are off by 30 % and more, and the
+# gradient of P^-1/2 is a thousand times larger in the weakest direction than in the strongest. Many weights have 1,000
+# from their initialisation on.
+_HIGH = 100.0
+_HIGH_WEIGHT = 1e4
+# Columns of the weight up to which a running metric costs little: it decomposes their covariance in each forward.
+_COLUMNS = 256
+
+Fed = tuple[LayerDiagnosis, nn.Module, str]
+
+
+def advise(
+    row: LayerDiagnosis, module: nn.Module, path: str, source: str | None, fed: Sequence[Fed]
+) -> Iterator[Advice]:
+    """What would help one layer.
+
+    Args:
+        row: Its facts.
+        module: The layer.
+        path: Expression for it.
+        source: Expression for its input, if that is the input of the model.
+        fed: Facts, module and expression of the SVD layers whose Pre-SVD layer it is.
+    """
+    if row.size is None:
+        yield Advice("The batch did not pass through it.")
+    elif row.rank == 0:
+        yield Advice("Its covariance is zero: all samples are the same, so nothing reaches the layers after it.")
+    elif isinstance(module, SVDLayer):
+        yield from _of_svd_layer(row, module, path)
+    elif fed:
+        yield from _of_rank(row, module, fed)
+        yield from _of_condition(module, path, source, max(_worst(s) for s, _, _ in fed))
+        yield from _of_gradient(row, path)
+    elif row.weight_condition is not None and row.weight_condition > _HIGH_WEIGHT:
+        text = f"Its weight has condition number {number(row.weight_condition)}; a penalty brings it down."
+        yield Advice(text, f"loss = loss + 1e-2 * oc.orthogonality_loss({path})")
+
+
+def _of_svd_layer(row: LayerDiagnosis, module: SVDLayer, path: str) -> Iterator[Advice]:
+    if not row.fed_by:
+        yield Advice("Its input depends on no weight, so no treatment of a weight can help; its eps can.")
+    if len(row.fed_by) > 1:
+        yield Advice(f"Several layers feed it: {', '.join(row.fed_by)}. Its condition depends on all of them.")
+    if row.rank is not None and row.samples is not None and row.rank < row.samples <= (row.size or 0):
+        text = f"Rank {row.rank} of {row.size} by construction: {row.samples} samples in each covariance."
+        exact = isinstance(module.solver, Eigh) and row.eps == 0
+        yield Advice(text + (" Zero eigenvalues are left out, in the gradient too." if exact else ""))
+    if isinstance(module.solver, (NewtonSchulz, Pade, Taylor)) and (row.condition or 0) > _HIGH:
+        text = f"{module.solver} is a regulariser at condition {number(row.condition)}, not a root. The exact one:"
+        yield Advice(text, f"{path}.solver = oc.Eigh()")
+
+
+def _of_rank(row: LayerDiagnosis, module: nn.Module, fed: Sequence[Fed]) -> Iterator[Advice]:
+    if row.rank is None or row.size is None or row.rank >= row.size:
+        return
+    bound, why = _bound(row, module)
+    if row.rank > bound:
+        yield Advice(f"Rank {row.rank} of {row.size}: some directions of its output have no variance.")
+        return
+    text = f"Rank {row.rank} of {row.size} by construction: {why}."
+    whitenings = (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d)
+    lines = [
+        f"{path} = oc.{type(svd).__name__}({row.size}, groups={groups})"
+        for _, svd, path in fed
+        if isinstance(svd, whitenings) and svd.num_features == row.size
+        for groups in [_groups(row.size, bound)]
+        if groups > svd.groups
+    ]
+    yield Advice(text + (" Groups of channels can have full rank:" if lines else ""), lines[0] if lines else None)
+
+
+def _bound(row: LayerDiagnosis, module: nn.Module) -> tuple[int, str]:
+    """The largest rank that the output can have, and why."""
+    assert row.samples is not None
+    bound, why = row.samples - 1, f"{row.samples} samples"
+    inputs = math.inf
+    if isinstance(module, nn.Linear):
+        inputs, why_inputs = module.in_features, f"{module.in_features} input features"
+    elif isinstance(module, CONVOLUTIONS) and module.groups == 1:
+        kernel = "x".join(map(str, module.kernel_size))
+        inputs = module.in_channels * math.prod(module.kernel_size)
+        why_inputs = f"{module.in_channels} input channels x {kernel}"
+    return (int(inputs), why_inputs) if inputs <= bound else (bound, why)
+
+
+def _groups(channels: int, bound: int) -> int:
+    """The fewest equal groups of at most ``bound`` channels."""
+    return next(g for g in range(1, channels + 1) if channels % g == 0 and channels // g <= max(bound, 1))
+
+
+def _of_condition(module: nn.Module, path: str, source: str | None, condition: float) -> Iterator[Advice]:
+    if not condition > _HIGH:
+        return
+    text = f"The covariance that it makes has condition number {number(condition)} on its range."
+    columns = _columns(module)
+    treated = parametrize.is_parametrized(module, "weight")
+    if treated:
+        text += " Its weight is treated already; to exchange the treatment, take it off first:"
+        yield Advice(text, f'torch.nn.utils.parametrize.remove_parametrizations({path}, "weight")')
+    elif columns is not None and source is not None:
+        yield Advice(f"{text} A start that whitens its input:", f"oc.whitening_init_({path}, {source})")
+    elif columns is not None and columns <= _COLUMNS:
+        yield Advice(f"{text} Orthogonal in the metric of its input:", f'oc.orthogonal({path}, metric="running")')
+    else:
+        yield Advice(f"{text} An orthogonal weight adds nothing to that of its input:", f"oc.orthogonal({path})")
+
+
+def _columns(module: nn.Module) -> int | None:
+    """Entries of the input patches that the weight multiplies; None where the input's covariance is of no use."""
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if isinstance(module, CONVOLUTIONS):
+        return module.in_channels // module.groups * math.prod(module.kernel_size)
+    return None
+
+
+def _of_gradient(row: LayerDiagnosis, path: str) -> Iterator[Advice]:
+    if row.gradient_condition is None:
+        yield Advice("Its weight has no gradient: it is frozen, or the loss does not depend on it.")
+    elif row.gradient_condition > _HIGH:
+        text = f"Its gradient has condition number {number(row.gradient_condition)}; the nearest orthogonal one has 1:"
+        yield Advice(text, f"oc.treat({path}, optimizer, gradient=oc.NearestOrthogonal(), lr=oc.OptimalLR())")
+
+
+def _worst(svd: LayerDiagnosis) -> Any:
+    return -1.0 if svd.condition_on_range is None else svd.condition_on_range
