@@ -1,0 +1,226 @@
+"""Images by name or path, one record for all sources, and batches that no model has to wait for."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from orthocond.lab.data.archives import ARCHIVES, is_archive
+from orthocond.lab.data.cifar import is_cifar, read_cifar
+from orthocond.lab.data.encoded import BrokenImageError, check_on_error
+from orthocond.lab.data.folders import read_images
+from orthocond.lab.data.hub import is_hub, read_hub
+from orthocond.lab.data.idx import FASHION, is_idx, read_idx
+from orthocond.lab.data.images import ImageData, Statistics
+from orthocond.lab.data.options import MissingSplitError, Options, nearest
+from orthocond.lab.data.pipeline import Batch, Pipeline
+from orthocond.lab.data.sprites import FACTORS, SHAPES, SpriteFactors, Sprites, read_factors, render, sprites
+from orthocond.matrix._common import check_count
+
+__all__ = [
+    "load",
+    "load_pair",
+    "names",
+    "ImageData",
+    "Pair",
+    "Statistics",
+    "BrokenImageError",
+    "MissingSplitError",
+    "Batch",
+    "Pipeline",
+    "FACTORS",
+    "SHAPES",
+    "SpriteFactors",
+    "Sprites",
+    "read_factors",
+    "render",
+    "sprites",
+]
+
+_PLACES = {
+    "cifar10": ("cifar-10-batches-py", "cifar-10-python.tar.gz"),
+    "cifar100": ("cifar-100-python", "cifar-100-python.tar.gz"),
+    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
+}
+_HOMES = {
+    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
+}
+
+
+class Pair(NamedTuple):
+    """Images to train on, and images to judge by."""
+
+    train: ImageData
+    held_out: ImageData
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    size: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    on_error: str = "raise",
+    in_memory: bool | None = None,
+    memory_limit: int = 2**31,
+    check: bool = True,
+    stream: bool = False,
+    label_column: str | None = None,
+) -> ImageData:
+    """Images by name or path; the format is found out.
+
+    Names: ``"sprites"`` (built in), ``"cifar10"``, ``"cifar100"``, ``"fashion-mnist"`` (the official files in
+    ``root``), ``"hf:name"`` or ``"hf:name:configuration"`` (Hugging Face datasets), and whatever folder or archive lies
+    in ``root``. Paths: a folder, zip or tar with a folder for each class, with ``train``, ``val`` and ``test`` folders
+    of these, or with images alone; the folder or tar.gz of CIFAR; a folder of IDX files; what ``datasets`` saves.
+
+    All images become RGB. Nothing is downloaded (but by ``datasets``), unpacked or executed.
+
+    Args:
+        source: The name or path.
+        split: ``"train"``, ``"val"`` or ``"test"``; if None, ``"train"`` or all of data without splits.
+        root: Folder in which names are looked up; the environment variable ``ORTHOCOND_DATA``, else ``data``, if None.
+        size: Scale the shorter side to it and cut out the middle; of sprites, their side.
+        limit: Take this many images at random, each class in its share.
+        seed: Of that choice, and of sprites.
+        on_error: Whether a broken image or empty class folder raises (``"raise"``) or is left out with a warning and
+            counted (``"skip"``).
+        in_memory: Whether to decode now or when asked for; if None, now if all have one size and fit.
+        memory_limit: How many bytes fit.
+        check: Whether to open every file before anything else, so that a broken one does not stop a training. Without,
+            images of a folder are decoded when asked for.
+        stream: Of Hugging Face datasets, read the first ``limit`` examples without fetching the rest.
+        label_column: Of Hugging Face datasets, which labels.
+
+    Raises:
+        FileNotFoundError: If there is no such name or path; the message gives the nearest name.
+        ValueError: If an argument is not valid, or the data is broken, empty, or lacks the split; the message names
+            the file and the remedy.
+        ImportError: If Hugging Face datasets is needed and missing.
+
+    Example:
+        >>> load("sprites", limit=50)
+        Sprites 'sprites', split 'train': 50 images 3x32x32 in memory (153600 bytes), 12 classes
+    """
+    check_on_error(on_error)
+    for name, value in (("size", size), ("limit", limit)):
+        if value is not None:
+            check_count(value, f"load({name}=...)", 1)
+    options = Options(split, size, limit, seed, on_error, in_memory, memory_limit, check, stream, label_column)
+    source = os.fspath(source)
+    if source == "sprites":
+        return sprites(limit, size=size or 32, split=split, seed=seed)
+    if source.startswith("hf:"):
+        return read_hub(source[3:], options, Path(root) if root else None)
+    folder = Path(root or os.environ.get("ORTHOCOND_DATA") or "data")
+    path = _find(source, folder)
+    if is_hub(path):
+        return read_hub(path, options, Path(root) if root else None)
+    if is_idx(path):
+        data = read_idx(path, options, FASHION if source == "fashion-mnist" else ())
+    elif is_cifar(path):
+        data = read_cifar(path, options)
+    else:
+        return read_images(path, options)
+    if limit is not None and limit < len(data):
+        data = data.sample(limit, seed)
+    return data.resized(size) if size else data
+
+
+def load_pair(
+    source: str | os.PathLike[str],
+    *,
+    holdout: float = 0.1,
+    root: str | os.PathLike[str] | None = None,
+    size: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    on_error: str = "raise",
+    in_memory: bool | None = None,
+) -> Pair:
+    """Training and held-out images: the splits ``train`` and ``val``, else ``test``, else a fraction split off.
+
+    Args:
+        source: As of `load`, and so are the other arguments.
+        holdout: The fraction of each class that is held out of data that has one split.
+        root: Folder of names.
+        size: Side of the images.
+        limit: Number of training images; all held-out images are taken.
+        seed: Of all that is random.
+        on_error: What to do with broken images.
+        in_memory: Whether to decode now.
+
+    Raises:
+        FileNotFoundError: As `load`.
+        ValueError: As `load`.
+
+    Example:
+        >>> [len(data) for data in load_pair("sprites", limit=100)]
+        [100, 2000]
+    """
+
+    def part(split: str | None, count: int | None) -> ImageData:
+        return load(
+            source, split=split, root=root, size=size, limit=count, seed=seed, on_error=on_error, in_memory=in_memory
+        )
+
+    for split in ("val", "test"):
+        try:
+            held_out = part(split, None)
+        except MissingSplitError:
+            continue
+        return Pair(part("train", limit), held_out)
+    train, held_out = part(None, None).split_off(holdout, seed)
+    return Pair(train.sample(limit, seed) if limit is not None and limit < len(train) else train, held_out)
+
+
+def names(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """Names that `load` knows, with where each lies or what it needs.
+
+    Args:
+        root: Folder in which names are looked up, as of `load`.
+
+    Example:
+        >>> names()["sprites"]
+        'built in'
+    """
+    folder = Path(root or os.environ.get("ORTHOCOND_DATA") or "data")
+    found = {"sprites": "built in"}
+    for name, places in _PLACES.items():
+        here = [place for place in places if (folder / place).exists()]
+        found[name] = str(folder / here[0]) if here else f"needs {' or '.join(places)} in {folder}, from {_HOMES[name]}"
+    taken = {place for places in _PLACES.values() for place in places}
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (file.is_dir() or is_archive(file)) and file.name not in taken and not file.name.startswith("."):
+            found[_stem(file)] = str(file)
+    return found
+
+
+def _stem(path: Path) -> str:
+    ending = next((e for e in ARCHIVES if path.name.lower().endswith(e)), "")
+    return path.name[: len(path.name) - len(ending)]
+
+
+def _find(source: str, root: Path) -> Path:
+    if source in _PLACES:
+        for place in _PLACES[source]:
+            if (root / place).exists():
+                return root / place
+        raise FileNotFoundError(
+            f"{source} needs {' or '.join(_PLACES[source])} in {root}. Take it from {_HOMES[source]}; "
+            "if it lies elsewhere, give root=... or the environment variable ORTHOCOND_DATA."
+        )
+    candidates = [Path(source).expanduser(), *(root / (source + ending) for ending in ("", *ARCHIVES))]
+    for path in candidates:
+        if path.exists():
+            if path.is_dir() or is_archive(path) or is_hub(path):
+                return path
+            raise ValueError(f"{path} is no data set: a folder, {', '.join(ARCHIVES)} or .parquet is needed.")
+    known = names(root)
+    raise FileNotFoundError(
+        f"there is no data set or path {source!r}.{nearest(source, known)} "
+        f"Known are {', '.join(known)}, hf:<name of a Hugging Face data set>, and paths."
+    )

@@ -1,0 +1,211 @@
+"""Images that stay encoded until they are asked for, and the one decoder of all files."""
+
+import io
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import BinaryIO, Protocol, Self, TypeVar, overload
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from orthocond.matrix._common import check_choice
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_BROKEN = (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+
+
+class Encoded(Protocol):
+    """One encoded image; its text form names it in errors."""
+
+    def read(self) -> bytes:
+        """The bytes of the file."""
+        ...
+
+    def open(self) -> BinaryIO:
+        """The file as a stream, for readers that stop after the header."""
+        ...
+
+
+class BrokenImageError(ValueError):
+    """An image that cannot be decoded; the message names the file."""
+
+
+class EncodedImages:
+    """A sequence of encoded images, decoded when indexed.
+
+    Args:
+        files: The encoded images.
+        size: Side of the square that each becomes (shorter side scaled, middle cut out), None for their own size.
+        own_size: Height and width that all have, where known.
+        on_error: Whether a broken image raises, or is left out of its batch, counted and warned about.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Encoded],
+        *,
+        size: int | None = None,
+        own_size: tuple[int, int] | None = None,
+        on_error: str = "raise",
+    ) -> None:
+        self.files = files
+        self.crop = size
+        self.size = (size, size) if size else own_size
+        self.on_error = check_on_error(on_error)
+        self.skipped: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: Tensor | slice) -> Self: ...
+    def __getitem__(self, index: int | Tensor | slice) -> Tensor | Self:
+        if isinstance(index, int):
+            return decode(self.files[index], size=self.crop)
+        if isinstance(index, Tensor):
+            files: Sequence[Encoded] = [self.files[i] for i in index.tolist()]
+        else:
+            files = [self.files[i] for i in range(*index.indices(len(self)))]
+        part = type(self)(files, size=self.crop, own_size=self.size, on_error=self.on_error)
+        part.skipped = self.skipped
+        return part
+
+    def decoded(self) -> Iterator[Tensor]:
+        """The images one by one, without the broken ones if they are skipped."""
+        return (image for index in range(len(self)) if (image := self.try_decode(index)) is not None)
+
+    def try_decode(self, index: int, resize: int | None = None) -> Tensor | None:
+        """The image at ``index``, shorter side scaled to ``resize``; None if it is broken and skipped."""
+        try:
+            image = decode(self.files[index], size=self.crop, resize=resize)
+        except BrokenImageError as error:
+            if self.on_error == "raise":
+                raise
+            name = str(self.files[index])
+            if name not in self.skipped:
+                self.skipped.append(name)
+                warnings.warn(f"left out of its batch: {error}", stacklevel=2)
+            return None
+        return image
+
+
+def check_on_error(value: str) -> str:
+    """Return ``value`` if it is a policy for broken images, else raise."""
+    check_choice(value, "on_error", ("raise", "skip"))
+    return value
+
+
+def decode(file: Encoded, *, size: int | None = None, resize: int | None = None) -> Tensor:
+    """One image as uint8 RGB ``(3, H, W)``.
+
+    Grey images get three equal channels, 16-bit ones keep their upper 8 bits, transparent ones are laid on white, of
+    animations the first frame is taken. The orientation in EXIF data is not applied.
+
+    Args:
+        file: The encoded image.
+        size: Scale the shorter side to it and cut out the middle square.
+        resize: Scale the shorter side to it and keep the rest.
+
+    Raises:
+        BrokenImageError: If it cannot be decoded.
+    """
+    try:
+        image: Image.Image = Image.open(io.BytesIO(file.read()))
+        side = size or resize
+        if side and image.format == "JPEG":
+            # The JPEG decoder halves for free; it keeps twice what is needed, so that the scaling still averages.
+            least = min(image.size)
+            image.draft("RGB", (2 * side * image.width // least, 2 * side * image.height // least))
+        image = _to_rgb(image)
+        if side:
+            image = _scale(image, side)
+        pixels = torch.from_numpy(np.array(image)).movedim(2, 0)
+    except _BROKEN as error:
+        raise BrokenImageError(
+            f"{file} cannot be decoded ({error}). Replace or remove the file, or load with on_error='skip'."
+        ) from error
+    if size:
+        top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
+        pixels = pixels[:, top : top + size, left : left + size]
+    return pixels.contiguous()
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no known range")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def _scale(image: Image.Image, side: int) -> Image.Image:
+    least = min(image.size)
+    if least == side:
+        return image
+    width, height = (max(side, math.floor(length * side / least + 0.5)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def look_at_headers(
+    files: Sequence[Encoded], on_error: str
+) -> tuple[list[int], Counter[tuple[int, int]], Counter[str]]:
+    """Open every file without decoding it.
+
+    Returns:
+        Positions of the readable ones, how often each (height, width) occurs, and how often each pixel format.
+    """
+    good, sizes, modes = [], Counter[tuple[int, int]](), Counter[str]()
+    for index, (size, mode, error) in enumerate(in_threads(_header, files)):
+        if error:
+            if on_error == "raise":
+                raise BrokenImageError(error)
+            continue
+        good.append(index)
+        sizes[size] += 1
+        modes[mode] += 1
+    return good, sizes, modes
+
+
+def _header(file: Encoded) -> tuple[tuple[int, int], str, str | None]:
+    try:
+        with file.open() as stream, Image.open(stream) as image:
+            return (image.height, image.width), image.mode, None
+    except _BROKEN as error:
+        return (0, 0), "", f"{file} is not an image ({error}). Replace or remove it, or load with on_error='skip'."
+
+
+def in_threads(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], workers: int | None = None
+) -> list[_Result]:
+    """``[function(item) for item in items]`` on several threads; decoding does not hold the interpreter's lock."""
+    results: list[_Result] = []
+    waiting = iter(items)
+    with ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1)) as pool:
+        while block := list(islice(waiting, 4096)):  # a future for each of a million files would fill the memory
+            results += pool.map(function, block)
+    return results
+
+
+def describe_modes(modes: Counter[str]) -> list[str]:
+    """Notes on the conversions to RGB that `decode` will make."""
+    kinds = Counter[str]()
+    for mode, count in modes.items():
+        if mode != "RGB":
+            kind = "transparent" if "A" in mode else "grey" if mode[0] in "L1I" else "other"
+            kinds[kind] += count
+    texts = {"grey": "grey images became RGB", "transparent": "transparent images were laid on white"}
+    return [f"{count} {texts.get(kind, 'images of other modes became RGB')}" for kind, count in kinds.items() if count]

@@ -1,0 +1,71 @@
+"""Fashion-MNIST, MNIST and their like: IDX files, gzipped or not."""
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from orthocond.lab.data.archives import Entry, entries
+from orthocond.lab.data.images import ImageData
+from orthocond.lab.data.options import Options, choose_split
+
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_PREFIX = {"train": "train", "test": "t10k"}
+
+
+def _is_idx(name: str) -> bool:
+    return "ubyte" in name.split("/")[-1] and ("-images" in name or "-labels" in name)
+
+
+def is_idx(path: Path) -> bool:
+    """Whether a folder holds IDX files."""
+    return path.is_dir() and any(_is_idx(file.name) for file in path.iterdir())
+
+
+def read_idx(path: Path, options: Options, classes: tuple[str, ...] = ()) -> ImageData:
+    """Grey images of IDX files as RGB.
+
+    Args:
+        path: Folder with ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, and ``t10k-`` for the test split.
+        options: What to read.
+        classes: Names of the classes; without, ``"0"``, ``"1"``, … or Fashion-MNIST's if the path says so.
+
+    Raises:
+        ValueError: If a file is missing or broken.
+    """
+    files, _ = entries(path, _is_idx)
+    named = {split: [e for e in files if e.name.split("/")[-1].startswith(p)] for split, p in _PREFIX.items()}
+    split = choose_split(options.split, [split for split, found in named.items() if found], path)
+    images = _array(_one(path, named[split], "-images", split), 3)
+    labels = torch.from_numpy(_array(_one(path, named[split], "-labels", split), 1)).long()
+    if not classes:
+        fashion = "fashion" in str(path).lower()
+        classes = FASHION if fashion else tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
+    grey = torch.from_numpy(images)[:, None]
+    # Three equal channels as a view: the memory of one.
+    return ImageData(grey.expand(-1, 3, -1, -1), labels, classes, split, str(path), ("grey images became RGB",))
+
+
+def _one(path: Path, files: list[Entry], kind: str, split: str) -> Entry:
+    for entry in files:
+        if kind in entry.name:
+            return entry
+    raise ValueError(f"{path} lacks the file {_PREFIX[split]}{kind}-idx{3 if kind == '-images' else 1}-ubyte(.gz).")
+
+
+def _array(entry: Entry, ndim: int) -> np.ndarray:
+    content = entry.read()
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{entry} is broken ({error}). Copy it again.") from error
+    if content[:4] != bytes((0, 0, 8, ndim)):
+        raise ValueError(f"{entry} is not an IDX file of {ndim} dimensions: it begins with {content[:4].hex(' ')}.")
+    start = 4 + 4 * ndim
+    shape = [int(n) for n in np.frombuffer(content[4:start], ">u4")]
+    if len(shape) < ndim or len(content) != start + int(np.prod(shape)):
+        raise ValueError(f"{entry} says {shape} and has {len(content)} bytes. It is not complete: copy it again.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
