@@ -28,20 +28,20 @@ def eigh_autograd(inverse):
 
 
 SOLVERS = {
-    "`Eigh()`, the default": oc.Eigh(),
+    "`Eigh()`": oc.Eigh(),
     "`Eigh(rank_tol=0.0)`": oc.Eigh(rank_tol=0.0),
     '`Eigh(precision="input")`': oc.Eigh(precision="input"),
-    "autograd through `torch.linalg.eigh`": None,
-    '`SVD("plain")`, appendix A': oc.SVD("plain", precision="input"),
+    "autograd through `eigh`": None,
+    '`SVD("plain")`': oc.SVD("plain", precision="input"),
     '`SVD("truncated")`': oc.SVD("truncated", precision="input"),
     '`SVD("top", keep=12)`': oc.SVD("top", keep=12, precision="input"),
-    '`SVD("taylor", degree=9)`': oc.SVD("taylor", degree=9, precision="input"),
-    '`SVD("taylor", degree=100)`': oc.SVD("taylor", degree=100, precision="input"),
-    '`SVD("pade")`, the paper\'s': oc.SVD("pade", precision="input"),
+    '`SVD("taylor", 9)`': oc.SVD("taylor", degree=9, precision="input"),
+    '`SVD("taylor", 100)`': oc.SVD("taylor", degree=100, precision="input"),
+    '`SVD("pade")`': oc.SVD("pade", precision="input"),
     "`NewtonSchulz(steps=5)`": oc.NewtonSchulz(steps=5),
     "`NewtonSchulz(steps=20)`": oc.NewtonSchulz(steps=20),
-    "`Pade(degree=5)`, MPA": oc.Pade(degree=5),
-    "`Taylor(degree=10)`, MTP": oc.Taylor(degree=10),
+    "`Pade(degree=5)`": oc.Pade(degree=5),
+    "`Taylor(degree=10)`": oc.Taylor(degree=10),
 }
 
 
@@ -59,7 +59,7 @@ def matrices(dtype):
         f"κ=1e{round(math.log10(c))}": rotated(torch.logspace(0, math.log10(c), SIZE, dtype=torch.float64))
         for c in CONDITIONS
     }
-    return columns | {"near ties": rotated(pairs), "ties": torch.diag(pairs).to(dtype)}
+    return {"ties": torch.diag(pairs).to(dtype), "near ties": rotated(pairs)} | columns
 
 
 def oracle(a, g, inverse):
@@ -85,35 +85,40 @@ def error(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
 
 
-def cell(solver, a, g, inverse, expected):
+def errors(solver, a, g, inverse, expected):
+    """Relative error of the value and of the gradient, as text."""
     if expected is None:
-        return "–"
+        return "–", "–"
     verb = oc.inv_sqrtm if inverse else oc.sqrtm
     function = eigh_autograd(inverse) if solver is None else lambda x: verb(x, solver=solver)
     x = a.clone().requires_grad_()
     value = function(x)
     (gradient,) = torch.autograd.grad(value, x, g)
-    return f"{show(error(value.detach(), expected[0]))} / {show(error(gradient, expected[1]))}"
+    return show(error(value.detach(), expected[0])), show(error(gradient, expected[1]))
 
 
 def show(value):
     return "**nan**" if math.isnan(value) else f"**{value:.0e}**" if value > 0.1 else f"{value:.0e}"
 
 
-def table(dtype, inverse):
+def tables(dtype, inverse):
+    """The table of the values and that of the gradients."""
     columns = matrices(dtype)
     g = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = {name: oracle(a, g, inverse) for name, a in columns.items()}
-    lines = ["| solver | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-    for name, solver in SOLVERS.items():
-        cells = [cell(solver, a, g, inverse, expected[column]) for column, a in columns.items()]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    found = {
+        name: [errors(solver, a, g, inverse, expected[column]) for column, a in columns.items()]
+        for name, solver in SOLVERS.items()
+    }
+    for part in (0, 1):
+        lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+        lines += [f"| {name} | " + " | ".join(cell[part] for cell in cells) + " |" for name, cells in found.items()]
+        yield "\n".join(lines)
 
 
 HEADER = f"""# Precision
 
-Relative error of **value / gradient** in the Frobenius norm, of {SIZE} x {SIZE} matrices with eigenvalues evenly spaced
+Relative error of value and gradient in the Frobenius norm, of {SIZE} x {SIZE} matrices with eigenvalues evenly spaced
 in the logarithm from 1 to κ, against mpmath in 60 digits. Bold is above 10 %. "Ties" is a diagonal matrix with eight
 pairs of exactly equal eigenvalues, "near ties" the same matrix rotated, which leaves them equal up to rounding. The
 oracle is the root of the matrix as it stands in that precision; a dash means that rounding to float32 alone made it
@@ -142,8 +147,9 @@ if __name__ == "__main__":
     parts = [HEADER]
     for dtype in (torch.float64, torch.float32):
         for inverse in (False, True):
-            title = f"## `{'inv_sqrtm' if inverse else 'sqrtm'}` in {str(dtype).removeprefix('torch.')}"
-            parts.append(f"{title}\n\n{table(dtype, inverse)}\n")
+            title = f"`{'inv_sqrtm' if inverse else 'sqrtm'}` in {str(dtype).removeprefix('torch.')}"
+            for part, table in zip(("value", "gradient"), tables(dtype, inverse), strict=True):
+                parts.append(f"## {title}: {part}\n\n{table}\n")
     text = "\n".join(parts)
     if options.output:
         options.output.write_text(text)
