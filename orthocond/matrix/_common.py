@@ -84,7 +84,7 @@ def smallest(x: Tensor) -> float | None:
     if torch.compiler.is_compiling():
         return None
     try:
-        return float(x.amin())
+        return float(x.amin() if x.numel() > 1 else x)
     except RuntimeError as error:
         if "vmap" in str(error):
             return None

@@ -112,7 +112,7 @@ def _by_decomposition(g: Tensor, method: str, rank_tol: float | None) -> Tensor:
     if complete is False and not look(values < math.inf):
         decompose.check_finite_batch(g)
         raise ValueError("polar needs matrices whose squares are finite in float64; scale them down first.")
-    root = root_eigenvalues(values, 0.0, rank_tol**2)
+    root = values if complete else root_eigenvalues(values, 0.0, rank_tol**2)
     inverse = apply_root(gram, values, root, vectors, True, bool(complete))
     return (inverse @ work if wide else work @ inverse).to(g.dtype)
 

@@ -75,7 +75,7 @@ class Eigh(Solver):
             tol = torch.finfo(a.dtype).eps * a.shape[-1] ** 0.5
         values, vectors, complete = self._decompose(symmetric_part(a.detach()), eps, tol or 0.0)
         shifted = values + eps if eps else values
-        root = shifted.sqrt() if complete else root_eigenvalues(values, eps, tol)
+        root = shifted if complete else root_eigenvalues(values, eps, tol)
         work = a.to(vectors.dtype)
         return tuple(
             apply_root(work, shifted, root, vectors, kind == "inv_sqrt", complete).to(a.dtype) for kind in kinds
@@ -142,14 +142,18 @@ def _sums(root: Tensor) -> Tensor:
 def _first_derivative(g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
     """``U (F ∘ Uᵀ sym(g) U) Uᵀ`` with F the divided differences of the root or of the inverse root.
 
-    Where ``complete``, no direction is left out, and F is 1 / (r_i + r_j), scaled by -1 / (r_i r_j) for the inverse.
+    Where ``complete``, no direction is left out, and F is 1 / (r_i + r_j), or -1 / (λ_i r_j + λ_j r_i).
     """
-    if complete:
-        scaled, twice = (u * root.reciprocal().unsqueeze(-2), -2 * root) if inverse else (u, 2 * root)
-        t = scaled.mT @ g @ scaled
-        t = (t + t.mT).div_(twice.unsqueeze(-1) + twice.unsqueeze(-2))
+    if not complete:
+        return u @ (_rotate(u, g) * _first_differences(values, root, inverse)) @ u.mT
+    root = values.sqrt()
+    t = u.mT @ g @ u
+    if inverse:
+        half = values.unsqueeze(-1) * (-2 * root).unsqueeze(-2)
+        t = (t + t.mT).div_(half + half.mT)
     else:
-        t = _rotate(u, g) * _first_differences(values, root, inverse)
+        twice = 2 * root
+        t = (t + t.mT).div_(twice.unsqueeze(-1) + twice.unsqueeze(-2))
     return u @ t @ u.mT
 
 
@@ -178,7 +182,7 @@ def apply_root(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool
     Args:
         a: Symmetric matrices ``(*, n, n)``; only their gradient is of interest.
         values: Eigenvalues ``(*, n)`` of ``a``, with the ridge.
-        root: Their square roots, 0 for those that are left out.
+        root: Their square roots, 0 for those that are left out; not read where ``complete``.
         u: Eigenvectors ``(*, n, n)`` of ``a``.
         inverse: Whether f is the inverse root.
         complete: Whether it is known that no direction is left out, which makes the gradient cheaper.
@@ -219,9 +223,10 @@ class _RootReverse(Function):
 
     @staticmethod
     def forward(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
-        f = root
-        if inverse:
-            f = root.reciprocal() if complete else _inverse(root)
+        if complete:
+            f = values.rsqrt() if inverse else values.sqrt()
+        else:
+            f = _inverse(root) if inverse else root
         return (u * f.unsqueeze(-2)) @ u.mT
 
     @staticmethod
@@ -264,7 +269,8 @@ class _DerivativeReverse(Function):
     def backward(ctx: Any, h: Tensor) -> tuple[Tensor | None, ...]:
         a, g, values, root, u = ctx.saved_tensors
         needs_a, needs_g = ctx.needs_input_grad[:2]
-        grad_a = SecondDerivative.apply(a, g, h, root, u, ctx.inverse) if needs_a else None
+        roots = values.sqrt() if ctx.complete else root
+        grad_a = SecondDerivative.apply(a, g, h, roots, u, ctx.inverse) if needs_a else None
         grad_g = _derivative(a, h, values, root, u, ctx.inverse, ctx.complete) if needs_g else None
         return grad_a, grad_g, None, None, None, None, None
 
@@ -273,8 +279,9 @@ class _Derivative(_DerivativeReverse, _Quick):
     @staticmethod
     def jvp(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: Any) -> Tensor | int:
         a, g, values, root, u = ctx.saved_tensors
+        roots = values.sqrt() if ctx.complete else root
         along_g = 0 if tg is None else _derivative(a, tg, values, root, u, ctx.inverse, ctx.complete)
-        along_a = 0 if ta is None else SecondDerivative.apply(a, g, ta, root, u, ctx.inverse)
+        along_a = 0 if ta is None else SecondDerivative.apply(a, g, ta, roots, u, ctx.inverse)
         return along_g + along_a
 
 
