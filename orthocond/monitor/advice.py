@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -17,8 +16,12 @@ from orthocond.weights._common import CONVOLUTIONS
 # from their initialisation on.
 _HIGH = 100.0
 _HIGH_WEIGHT = 1e4
+# Condition number up to which an output is as good as white.
+_WHITE = 2.0
 # Columns of the weight up to which a running metric costs little: it decomposes their covariance in each forward.
 _COLUMNS = 256
+
+_WHITENINGS = (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d)
 
 Fed = tuple[LayerDiagnosis, nn.Module, str]
 
@@ -43,7 +46,7 @@ def advise(
         yield from _of_svd_layer(row, module, path)
     elif fed:
         yield from _of_rank(row, module, fed)
-        yield from _of_condition(module, path, source, max(_worst(s) for s, _, _ in fed))
+        yield from _of_condition(row, module, path, source, max(_worst(s) for s, _, _ in fed))
         yield from _of_gradient(row, path)
     elif row.weight_condition is not None and row.weight_condition > _HIGH_WEIGHT:
         text = f"Its weight has condition number {number(row.weight_condition)}; a penalty brings it down."
@@ -65,36 +68,34 @@ def _of_svd_layer(row: LayerDiagnosis, module: SVDLayer, path: str) -> Iterator[
 
 
 def _of_rank(row: LayerDiagnosis, module: nn.Module, fed: Sequence[Fed]) -> Iterator[Advice]:
-    if row.rank is None or row.size is None or row.rank >= row.size:
+    assert row.size is not None
+    if row.rank == row.size or all(svd.rank == svd.size for svd, _, _ in fed):
         return
     bound, why = _bound(row, module)
-    if row.rank > bound:
+    if bound >= row.size:
         yield Advice(f"Rank {row.rank} of {row.size}: some directions of its output have no variance.")
         return
     text = f"Rank {row.rank} of {row.size} by construction: {why}."
-    whitenings = (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d)
-    lines = [
-        f"{path} = oc.{type(svd).__name__}({row.size}, groups={groups})"
-        for _, svd, path in fed
-        if isinstance(svd, whitenings) and svd.num_features == row.size
-        for groups in [_groups(row.size, bound)]
-        if groups > svd.groups
-    ]
-    yield Advice(text + (" Groups of channels can have full rank:" if lines else ""), lines[0] if lines else None)
+    groups = _groups(row.size, bound)
+    for _, svd, path in fed:
+        if isinstance(svd, _WHITENINGS) and svd.num_features == row.size and groups > svd.groups:
+            line = f"{path} = oc.{type(svd).__name__}({row.size}, groups={groups})"
+            yield Advice(f"{text} Groups of channels can have full rank:", line)
+            return
+    yield Advice(text)
 
 
 def _bound(row: LayerDiagnosis, module: nn.Module) -> tuple[int, str]:
-    """The largest rank that the output can have, and why."""
+    """The largest rank that the covariance of the output can have, and why."""
     assert row.samples is not None
-    bound, why = row.samples - 1, f"{row.samples} samples"
-    inputs = math.inf
+    bounds = [(row.samples - 1, f"{row.samples} samples")]
     if isinstance(module, nn.Linear):
-        inputs, why_inputs = module.in_features, f"{module.in_features} input features"
-    elif isinstance(module, CONVOLUTIONS) and module.groups == 1:
+        bounds.append((module.in_features, f"{module.in_features} input features"))
+    elif isinstance(module, CONVOLUTIONS):
         kernel = "x".join(map(str, module.kernel_size))
         inputs = module.in_channels * math.prod(module.kernel_size)
-        why_inputs = f"{module.in_channels} input channels x {kernel}"
-    return (int(inputs), why_inputs) if inputs <= bound else (bound, why)
+        bounds.append((inputs, f"{module.in_channels} input channels x {kernel}"))
+    return min(bounds)
 
 
 def _groups(channels: int, bound: int) -> int:
@@ -102,13 +103,16 @@ def _groups(channels: int, bound: int) -> int:
     return next(g for g in range(1, channels + 1) if channels % g == 0 and channels // g <= max(bound, 1))
 
 
-def _of_condition(module: nn.Module, path: str, source: str | None, condition: float) -> Iterator[Advice]:
+def _of_condition(
+    row: LayerDiagnosis, module: nn.Module, path: str, source: str | None, condition: float
+) -> Iterator[Advice]:
     if not condition > _HIGH:
         return
     text = f"The covariance that it makes has condition number {number(condition)} on its range."
     columns = _columns(module)
-    treated = parametrize.is_parametrized(module, "weight")
-    if treated:
+    if row.condition_on_range is not None and row.condition_on_range < _WHITE:
+        yield Advice(f"{text} Its own output has {number(row.condition_on_range)}; what lies between makes the rest.")
+    elif parametrize.is_parametrized(module, "weight"):
         text += " Its weight is treated already; to exchange the treatment, take it off first:"
         yield Advice(text, f'torch.nn.utils.parametrize.remove_parametrizations({path}, "weight")')
     elif columns is not None and source is not None:
@@ -136,5 +140,5 @@ def _of_gradient(row: LayerDiagnosis, path: str) -> Iterator[Advice]:
         yield Advice(text, f"oc.treat({path}, optimizer, gradient=oc.NearestOrthogonal(), lr=oc.OptimalLR())")
 
 
-def _worst(svd: LayerDiagnosis) -> Any:
+def _worst(svd: LayerDiagnosis) -> float:
     return -1.0 if svd.condition_on_range is None else svd.condition_on_range
