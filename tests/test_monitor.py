@@ -576,7 +576,9 @@ def test_compiled_model():
     for plain, found in zip(*histories, strict=True):
         assert plain.pop("layer") == found.pop("layer") == "1"
         assert plain.pop("pre_svd") == found.pop("pre_svd") == "0.weight"
-        assert plain == pytest.approx(found, rel=1e-5)
+        assert [k for k in plain if plain[k] is None] == [k for k in found if found[k] is None]
+        for key, value in plain.items():
+            assert value is None or value == pytest.approx(found[key], rel=1e-3), key
     with pytest.warns(RuntimeWarning, match="the model is compiled"):
         monitor = ConditionMonitor(compiled).start()
     monitor.stop()

@@ -50,7 +50,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether torch.compile was applied to the model or to a part of it."""
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
 
 
 def split_batch(model: nn.Module, batch: Any, caller: str) -> tuple[Any, Any]:

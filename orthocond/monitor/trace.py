@@ -63,33 +63,37 @@ class PreSVDLayer:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DistributedDataParallel, DataParallel and torch.compile."""
-    while True:
-        if isinstance(model, (DataParallel, DistributedDataParallel)):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
+    while (inner := _inside(model)) is not None:
+        model = inner[1]
+    return model
+
+
+def _inside(module: nn.Module) -> tuple[str, nn.Module] | None:
+    """The module that a wrapper holds and the attribute it has there; None if it is no wrapper."""
+    if isinstance(module, (DataParallel, DistributedDataParallel)):
+        return "module", module.module
+    inner = module._modules.get("_orig_mod")
+    return None if inner is None else ("_orig_mod", inner)
 
 
 def named_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of an unwrapped model by name, without the prefix that torch.compile gives to compiled parts."""
+    """The modules of an unwrapped model by name, those inside torch.compile as if it were not there."""
     return {
-        name.replace("_orig_mod.", ""): module
+        ".".join(part for part in name.split(".") if part != "_orig_mod"): module
         for name, module in model.named_modules()
-        if not hasattr(module, "_orig_mod")
+        if "_orig_mod" not in module._modules
     }
 
 
 def path_of(model: nn.Module, name: str) -> str:
-    """The expression for a layer of a possibly wrapped model, such as ``model.layer1[0].conv1``."""
-    path = "model"
-    while model is not (inner := unwrap(model)):
-        wrapper = isinstance(model, (DataParallel, DistributedDataParallel))
-        path += ".module" if wrapper else "._orig_mod"
-        model = model.module if wrapper else getattr(model, "_orig_mod", inner)  # type: ignore[assignment]
-    for part in name.split(".") if name else []:
-        path += f"[{part}]" if part.isdigit() else f".{part}" if part.isidentifier() else f'["{part}"]'
+    """The expression for a layer of a model that may be wrapped, such as ``model.layer1[0].conv1``."""
+    path, module = "model", model
+    for part in ["", *name.split(".")] if name else [""]:
+        if part:
+            path += f"[{part}]" if part.isdigit() else f".{part}" if part.isidentifier() else f"[{part!r}]"
+            module = module.get_submodule(part)
+        while (inner := _inside(module)) is not None:
+            path, module = f"{path}.{inner[0]}", inner[1]
     return path
 
 
