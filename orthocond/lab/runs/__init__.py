@@ -1,0 +1,19 @@
+"""Run folders: configuration, metrics, checkpoints, and training that goes on after it was stopped at any moment."""
+
+from orthocond.lab.runs.capture import capture_rng, load_treatment_state, restore_rng, treatment_state
+from orthocond.lab.runs.checkpoint import Checkpoint
+from orthocond.lab.runs.folder import Run
+from orthocond.lab.runs.guard import Guard
+from orthocond.lab.runs.state import pack, unpack
+
+__all__ = [
+    "Run",
+    "Checkpoint",
+    "Guard",
+    "capture_rng",
+    "restore_rng",
+    "treatment_state",
+    "load_treatment_state",
+    "pack",
+    "unpack",
+]

@@ -1,0 +1,115 @@
+"""What else a run has to remember: random number generators and the statistics of treatments."""
+
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from orthocond.lab.runs import ranks
+from orthocond.lab.runs.state import from_bytes, to_bytes
+from orthocond.steps.treatment import Treatment
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of all global random number generators: Python's, NumPy's, torch's, and that of the current GPU.
+
+    Under torch.distributed the states of all ranks, which all have to call this. A generator of your own belongs into
+    the checkpoint by its own state (``generator.get_state()``, ``numpy_generator.bit_generator.state``).
+
+    Returns:
+        Plain data for `Run.save`.
+
+    Example:
+        >>> saved = capture_rng()
+        >>> first = torch.rand(3)
+        >>> restore_rng(saved)
+        >>> torch.equal(torch.rand(3), first)
+        True
+    """
+    own = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002  # the global one is what libraries draw from
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+    }
+    return {"ranks": [from_bytes(message) for message in ranks.gather(to_bytes(own))]}
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Set all global random number generators as `capture_rng` found them.
+
+    Args:
+        state: What `capture_rng` returned.
+
+    Raises:
+        RuntimeError: If the number of processes has changed, as their random numbers cannot continue then.
+    """
+    states = state["ranks"]
+    if len(states) != ranks.world_size():
+        raise RuntimeError(
+            f"The random numbers of {len(states)} processes cannot continue on {ranks.world_size()}; resume with "
+            f"{len(states)} (torchrun --nproc-per-node), or leave restore_rng out and accept another course."
+        )
+    own = states[ranks.rank()]
+    random.setstate(own["python"])
+    np.random.set_state(own["numpy"])  # noqa: NPY002
+    torch.set_rng_state(own["torch"])
+    if own["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(own["cuda"])
+    elif own["cuda"] is not None or torch.cuda.is_initialized():
+        warnings.warn(
+            "The checkpoint was written on another kind of device (GPU or CPU), so random numbers drawn on the GPU do "
+            "not continue: the run goes on, but not as it would have.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+_COUNTS = ("steps", "without_gradient", "skipped")
+
+
+def treatment_state(treatment: Treatment) -> list[dict[str, Any]]:
+    """The statistics of a `treat` handle as plain data: counts, step lengths and spectra of each weight.
+
+    They change no step, but a resumed run that forgets them reports another occurrence of OLR.
+
+    Args:
+        treatment: The handle that `treat` returned.
+
+    Returns:
+        One dictionary for each weight, for `Run.save`.
+    """
+    return [
+        {name: getattr(w, name) for name in _COUNTS}
+        | {"shortened": w.shortened, "rates": list(w.rates), "spectra": list(w.spectra)}
+        for w in treatment._weights
+    ]
+
+
+def load_treatment_state(treatment: Treatment, state: list[dict[str, Any]]) -> None:
+    """Set the statistics of a `treat` handle to what `treatment_state` returned.
+
+    Args:
+        treatment: The handle of the new `treat` call, for the same weights in the same order.
+        state: What `treatment_state` returned.
+
+    Raises:
+        ValueError: If the number of weights differs.
+    """
+    weights = treatment._weights
+    if len(state) != len(weights):
+        raise ValueError(
+            f"The treatment has {len(weights)} weights, the checkpoint {len(state)}; treat the same weights again."
+        )
+    for w, saved in zip(weights, state, strict=True):
+        device = w.parameter.device
+        for name in _COUNTS:
+            setattr(w, name, saved[name])
+        shortened = saved["shortened"]
+        w.shortened = shortened.to(device) if isinstance(shortened, torch.Tensor) else shortened
+        w.rates.clear()
+        w.rates.extend(rate.to(device) for rate in saved["rates"])
+        w.spectra.clear()
+        w.spectra.extend((step, values.to(device)) for step, values in saved["spectra"])

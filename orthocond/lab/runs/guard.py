@@ -1,0 +1,193 @@
+"""Stop a run in order: at a loss that is not finite, at Ctrl-C, at SIGTERM."""
+
+import contextlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from orthocond.lab.runs import checkpoint, ranks
+from orthocond.lab.runs.folder import Run
+from orthocond.matrix import solver_failures
+from orthocond.spectrum import spectrum
+
+_ECHO = 1.0  # seconds; torchrun passes a Ctrl-C on to processes that have got it from the terminal already
+_LISTED = 5  # names in a diagnosis, before "and so many more"
+
+
+class Guard:
+    """Watch a training loop: it stops when the loss is not finite, and ends a step and saves when it is asked to stop.
+
+    The first Ctrl-C (SIGINT) or SIGTERM sets a flag that `should_stop` reads at the end of the step; one that comes a
+    second later or more acts as without guard, so a second Ctrl-C aborts at once. `exit_code` is then 128 plus the
+    number of the signal, as shells have it: 130 after Ctrl-C, 143 after SIGTERM. Under torch.distributed all ranks
+    stop at the same step, even if only one was asked; they all have to call `check` and `should_stop`.
+
+    Args:
+        run: The run whose last good checkpoint and log a diagnosis names.
+        model: Its parameters, gradients and covariances are looked at for a diagnosis.
+        monitor: A `ConditionMonitor`, whose last records become part of a diagnosis.
+        signals: The signals to wait for; none where the loop does not run in the main thread.
+
+    Raises:
+        RuntimeError: On entering, if there are signals and this is not the main thread.
+
+    Example:
+        >>> import tempfile
+        >>> root = tempfile.TemporaryDirectory()
+        >>> run = Run.create(root.name, "sprites", {})
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with Guard(run, model) as guard:
+        ...     for step in range(1, 4):
+        ...         optimizer.zero_grad()
+        ...         loss = model(torch.ones(1, 2)).square().mean()
+        ...         loss.backward()
+        ...         guard.check(step, loss)  # FloatingPointError with a diagnosis if it is not finite
+        ...         optimizer.step()
+        ...         if step == 3 or guard.should_stop():
+        ...             run.save({"model": model.state_dict()}, step)
+        ...             break
+        >>> guard.exit_code
+        0
+        >>> root.cleanup()
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module | None = None,
+        *,
+        monitor: Any = None,
+        signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    ) -> None:
+        self._run = run
+        self._model = model
+        self._monitor = monitor
+        self._signals = tuple(signals)
+        self._previous: dict[signal.Signals, Any] = {}
+        self._received = 0
+        self._since = 0.0
+        self._process = os.getpid()
+
+    def __enter__(self) -> Self:
+        if self._signals and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("Only the main thread gets signals; start the loop there, or pass signals=().")
+        self._process = os.getpid()
+        self._previous = {s: signal.signal(s, self._receive) for s in self._signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 plus the number of the signal that `should_stop` has reported."""
+        return 128 + self._received if self._received else 0
+
+    def should_stop(self) -> bool:
+        """Whether to save and end now: a signal has come, on this rank or another."""
+        self._received = ranks.largest(self._received)
+        return self._received != 0
+
+    def check(self, step: int, loss: Tensor | float) -> None:
+        """Stop if the loss is not finite, on this rank or another. Reads the loss from the device.
+
+        Call it after ``backward()`` and before ``optimizer.step()``: the weights are then still good, and the
+        diagnosis can say which gradients are not. The diagnosis is written to the run's log too.
+
+        Args:
+            step: The step.
+            loss: The loss, one number.
+
+        Raises:
+            FloatingPointError: If it is NaN or infinite; the text is the diagnosis.
+        """
+        value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        if not ranks.largest(int(not math.isfinite(value))):
+            return
+        text = self.diagnosis(step, value)
+        self._run.note(text)
+        raise FloatingPointError(text)
+
+    def diagnosis(self, step: int, loss: float) -> str:
+        """What is known at this moment: loss, entries that are not finite, failures of solvers, condition numbers."""
+        where = "" if not math.isfinite(loss) else f" here on rank {ranks.rank()}, and not finite on another rank"
+        lines = [f"The loss is {loss} at step {step}{where}."]
+        if self._model is not None:
+            lines += _not_finite(self._model)
+            lines += _running_covariances(self._model)
+        lines += _last_records(self._monitor)
+        lines.append(
+            f"Decompositions that did not converge: {solver_failures.count}, of which {solver_failures.recovered} were "
+            "solved by another attempt."
+        )
+        steps = checkpoint.steps(self._run.checkpoints)
+        lines.append(
+            f"The last good checkpoint is that of step {steps[0]}, in {self._run.checkpoints}."
+            if steps
+            else "There is no checkpoint yet."
+        )
+        lines.append("Try a smaller learning rate, a larger eps of the SVD layers, or full precision.")
+        return "\n  ".join(lines)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._since:
+            if time.monotonic() - self._since >= _ECHO:
+                self._restore()
+                signal.raise_signal(number)
+            return
+        self._received, self._since = number, time.monotonic()
+        if os.getpid() == self._process:  # not in the worker processes of a data loader, which inherit this
+            os.write(2, b"\nStopping after this step; the state will be saved. Once more aborts at once.\n")
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+
+def _not_finite(model: nn.Module) -> list[str]:
+    lines = []
+    for kind, tensors in (
+        ("Parameters", model.named_parameters()),
+        ("Gradients", ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)),
+        ("Buffers", model.named_buffers()),
+    ):
+        bad = list(_bad(tensors))
+        more = f", and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
+        lines.append(f"{kind} that are not finite: {', '.join(bad[:_LISTED]) or 'none'}{more}.")
+    return lines
+
+
+def _bad(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    for name, tensor in tensors:
+        count = int((~torch.isfinite(tensor.detach())).sum())
+        if count:
+            yield f"{name} ({count} of {tensor.numel()})"
+
+
+def _running_covariances(model: nn.Module) -> list[str]:
+    """The condition of the covariances that whitening layers keep."""
+    lines = []
+    for name, module in model.named_modules():
+        covariance = getattr(module, "running_covariance", None)
+        if isinstance(covariance, Tensor) and torch.isfinite(covariance).all():
+            with contextlib.suppress(RuntimeError):  # a decomposition that fails is counted, and must not hide the rest
+                lines.append(f"{name}: {spectrum(covariance, eps=getattr(module, 'eps', 0.0))}")
+    return lines
+
+
+def _last_records(monitor: Any) -> list[str]:
+    """The last record of each layer that a monitor watched."""
+    if monitor is None:
+        return []
+    last = {record["layer"]: record for record in monitor.history}
+    return [f"{layer}: " + ", ".join(f"{k} {v}" for k, v in r.items() if k != "layer") for layer, r in last.items()]
