@@ -589,38 +589,38 @@ def test_compiled_model():
 # Cost
 
 
-@pytest.mark.slow
-def test_costs_less_than_two_percent_of_a_step():
-    torch.manual_seed(0)
-    block = [[nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)] for _ in range(4)]
+def test_costs_less_than_two_percent_of_a_step(monkeypatch):
+    """Time in the monitor's own code, its decompositions included, against the time of the step around it."""
+    spent = []
+
+    def timed(function):
+        def run(*args):
+            start = time.perf_counter()
+            result = function(*args)
+            spent.append(time.perf_counter() - start)
+            return result
+
+        return run
+
+    for name in ("_before_step", "_after_step"):
+        monkeypatch.setattr(ConditionMonitor, name, timed(getattr(ConditionMonitor, name)))
+    body = [m for _ in range(3) for m in (nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())]
     model = nn.Sequential(
-        nn.Conv2d(3, 64, 3, padding=1, bias=False),
-        DecorrelatedBatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        *(layer for part in block for layer in part),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, 10),
+        *(nn.Conv2d(3, 64, 3, padding=1, bias=False), DecorrelatedBatchNorm2d(64), nn.ReLU(), *body),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(32, 3, 32, 32)
-
-    def step():
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        return time.perf_counter() - start
-
-    monitor = ConditionMonitor(model, layers=["1"])
-    times = {True: [], False: []}
-    with monitor:
-        step()
-    for _ in range(12):
-        times[False].append(step())
-        with monitor:
-            times[True].append(step())
+    shares = []
+    with ConditionMonitor(model) as monitor:
+        model[1].observer.listeners[0] = timed(model[1].observer.listeners[0])
+        for _ in range(6):
+            spent.clear()
             start = time.perf_counter()
-            assert monitor.history[-1]["rank"] == 27
-            times[True][-1] += time.perf_counter() - start
-    assert min(times[True]) < 1.02 * min(times[False])
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            timed(lambda: monitor.history)()
+            shares.append(sum(spent) / (time.perf_counter() - start))
+    assert monitor.history[-1]["rank"] == 27
+    assert sorted(shares)[2] < 0.02  # the machine may be busy in some of the steps

@@ -293,7 +293,7 @@ class ConditionMonitor:
             groups = groups_of(w.pre_svd.module, w.pre_svd.attribute)
             self._facts.add_matrix(w.record, "weight_", w.pre_svd.weight(), groups)
             raw = w.parameter()
-            if raw is not None and raw.grad is not None:
+            if raw is not None and raw.grad is not None and raw.grad.layout is torch.strided:
                 gradient = raw.grad if grad_scale is None else raw.grad / grad_scale
                 self._facts.add_matrix(w.record, "gradient_", gradient, groups)
 

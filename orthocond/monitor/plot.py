@@ -56,7 +56,8 @@ def plot(
         count = sum(map(len, compare.values()))
         raise ValueError(f"plot needs finite values of {quantity!r}; there are none in the {count} records given.")
     to_file = isinstance(target, (str, PathLike))
-    axes = _new_axes(shown=target is None) if target is None or to_file else target
+    own = target is None or to_file
+    axes = _new_axes(shown=not to_file) if own else target
     for index, (label, steps, values) in enumerate(lines):
         style = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _STYLES[index // len(_COLOURS) % len(_STYLES)]}
         axes.plot(steps, values, label=label, linewidth=1.6, marker="o" if len(steps) == 1 else None, **style)
@@ -71,8 +72,9 @@ def plot(
     if title:
         axes.set_title(title)
     if len(lines) > 1:
-        # Beside the lines, which fill the height of a logarithmic axis: inside it would cover some.
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, borderaxespad=0.0)
+        # Beside the lines, which fill the height of a logarithmic axis; beside the user's axes there may be others.
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
+        axes.legend(frameon=False, **(beside if own else {}))
     if to_file:
         axes.figure.savefig(target, dpi=150, bbox_inches="tight")
     return axes

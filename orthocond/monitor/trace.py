@@ -222,7 +222,7 @@ class Trace:
             known += [layer for layer in found if layer not in known]
         if module is self._model:
             self._forget()
-            return torch.utils._pytree.tree_map(self._mark, args)
+            return tuple(map(self._mark, args))
         return None
 
     def _mark(self, x: Any) -> Any:
