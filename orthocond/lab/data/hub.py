@@ -72,8 +72,8 @@ def _open(datasets: Any, source: str | Path, stream: bool, root: Path | None) ->
             return {name: part.to_iterable_dataset() for name, part in parts.items()} if stream else parts
         if source.is_file():
             kind = source.suffix[1:]
-            parts = datasets.load_dataset(kind, data_files={"all": str(source)}, streaming=stream, cache_dir=root)
-            return dict(parts)
+            part = datasets.load_dataset(kind, data_files=str(source), split="train", streaming=stream, cache_dir=root)
+            return {"all": part}
         return datasets.load_dataset(str(source), streaming=stream, cache_dir=root)
     except Exception as error:  # the library raises its own errors, the network's and the file formats'
         raise ValueError(
