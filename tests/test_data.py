@@ -97,6 +97,7 @@ def test_idx(tmp_path, compress):
     assert data.labels.tolist() == labels.tolist()
     assert data.classes[1] == "Trouser"
     assert "grey" in repr(data)
+    assert load(tmp_path / "fashion-mnist", size=32, limit=3).images.shape == (3, 3, 32, 32)
 
 
 def test_names_are_looked_up_in_the_root(tmp_path, monkeypatch):
@@ -340,6 +341,10 @@ def test_unknown_names(tmp_path):
         load("cifar-100", root=tmp_path)
     with pytest.raises(FileNotFoundError, match=r"cifar100 needs cifar-100-python or .*ORTHOCOND_DATA"):
         load("cifar100", root=tmp_path)
+    with pytest.raises(ValueError, match=r"for Hugging Face datasets, which sprites is not"):
+        load("sprites", stream=True)
+    with pytest.raises(ValueError, match=r"sprites is always in memory"):
+        load("sprites", in_memory=False)
     with pytest.raises(ValueError, match=r"on_error needs one of 'raise', 'skip'"):
         load("sprites", on_error="ignore")
     with pytest.raises(ValueError, match=r"load\(limit=...\) needs an integer of at least 1; got 0"):

@@ -81,6 +81,10 @@ def test_errors(tmp_path):
     assert load(tmp_path / "two", label_column="kind").labels.tolist() == [0, 1]
     with pytest.raises(ValueError, match=r"datasets cannot open no-such-set .*[Ww]ithout a network"):
         load("hf:no-such-set", root=tmp_path / "cache")
+    named = table(2, labels=()).add_column("label", ["cat", "dog"])
+    named.save_to_disk(tmp_path / "names")
+    with pytest.raises(ValueError, match=r"'label' needs whole numbers as labels; got 'cat'"):
+        load(tmp_path / "names")
     datasets.Dataset.from_dict({"x": [1]}).save_to_disk(tmp_path / "no")
     with pytest.raises(ValueError, match=r"needs one column of images; of x these are: \[\]"):
         load(tmp_path / "no")

@@ -107,11 +107,12 @@ def test_scaling_before_the_crop():
 def test_files_and_memory_give_the_same_batches(tmp_path, train):
     folder = write_tree(tmp_path, [f"{c}/{i}.png" for c in "ab" for i in range(5)])
     settings = {"batch_size": 4, "train": train, "size": 6, "seed": 5}
-    eager = list(raw(data=load(folder), **settings).batches(2))
-    lazy = list(raw(data=load(folder, in_memory=False), **settings).batches(2))
-    for one, other in zip(eager, lazy, strict=True):
-        assert torch.equal(one.images, other.images)
-        assert torch.equal(one.labels, other.labels)
+    for loaded, batched in [({}, {}), ({"size": 7}, {"resize": 9})]:
+        eager = list(raw(data=load(folder, **loaded), **settings, **batched).batches(2))
+        lazy = list(raw(data=load(folder, **loaded, in_memory=False), **settings, **batched).batches(2))
+        for one, other in zip(eager, lazy, strict=True):
+            assert torch.equal(one.images, other.images)
+            assert torch.equal(one.labels, other.labels)
 
 
 def test_files_of_several_sizes_follow_the_recipe_of_256_and_224(tmp_path):
@@ -202,11 +203,13 @@ def test_errors():
         ({"batch_size": 5, "world_size": 2}, "needs a multiple of world_size=2; got 5"),
         ({"batch_size": 4, "world_size": 2, "rank": 2}, "needs less than world_size=2; got 2"),
         ({"batch_size": 4, "std": 0.0}, "std=...\\) needs numbers above 0"),
-        ({"batch_size": 4, "size": 8}, "size=8\\) is larger than the images, 4x4.*resize"),
+        ({"batch_size": 4, "size": 8}, "size=8\\) is larger than the images, whose shorter side is 4\\. Give resize"),
         ({"batch_size": 4, "crop_padding": -1}, "crop_padding=...\\) needs an integer of at least 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             Pipeline(data=data, train=True, **settings)
+    with pytest.raises(ValueError, match="shorter side is 6"):
+        Pipeline(data=data, batch_size=4, train=True, size=8, resize=6)
     with pytest.raises(TypeError, match="Pipeline needs ImageData"):
         Pipeline(data=data.images, batch_size=2, train=True)
     with pytest.raises(ValueError, match="needs at most 2"):

@@ -112,6 +112,7 @@ def load(
     options = Options(split, size, limit, seed, on_error, in_memory, memory_limit, check, stream, label_column)
     source = os.fspath(source)
     if source == "sprites":
+        _refuse_others(source, options, in_memory=True)
         return sprites(limit, size=size or 32, split=split, seed=seed)
     if source.startswith("hf:"):
         return read_hub(source[3:], options, Path(root) if root else None)
@@ -119,6 +120,7 @@ def load(
     path = _find(source, folder)
     if is_hub(path):
         return read_hub(path, options, Path(root) if root else None)
+    _refuse_others(source, options, in_memory=is_idx(path) or is_cifar(path))
     if is_idx(path):
         data = read_idx(path, options, FASHION if source == "fashion-mnist" else ())
     elif is_cifar(path):
@@ -197,6 +199,14 @@ def names(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
         if (file.is_dir() or is_archive(file)) and file.name not in taken and not file.name.startswith("."):
             found[_stem(file)] = str(file)
     return found
+
+
+def _refuse_others(source: str, options: Options, *, in_memory: bool) -> None:
+    """No option is ignored: raise for those that this source does not have."""
+    if options.stream or options.label_column is not None:
+        raise ValueError(f"stream and label_column are for Hugging Face datasets, which {source} is not.")
+    if in_memory and options.in_memory is False:
+        raise ValueError(f"{source} is always in memory; leave out in_memory=False.")
 
 
 def _stem(path: Path) -> str:

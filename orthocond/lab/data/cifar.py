@@ -16,6 +16,7 @@ from orthocond.lab.data.options import Options, choose_split
 
 _TEN = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 _HUNDRED = {"train": ("train",), "test": ("test",)}
+_SIGNS = (("batches.meta",), ("data_batch_1",), ("meta", "train"), ("meta", "test"))
 _NAMES = {"batches.meta", "meta", *_TEN["train"], *_TEN["test"], "train", "test"}
 
 # What a pickled array needs: the function that makes an empty one, or one that makes it from bytes. Their modules were
@@ -52,7 +53,7 @@ def unpickle(content: bytes, name: object) -> Any:
 def is_cifar(path: Path) -> bool:
     """Whether a folder or archive holds the official files."""
     if path.is_dir():
-        return any((path / name).is_file() for name in ("batches.meta", "meta", "data_batch_1"))
+        return any(all((path / name).is_file() for name in names) for names in _SIGNS)
     return is_archive(path) and path.name.startswith("cifar-10")
 
 

@@ -3,7 +3,9 @@
 import io
 import math
 import os
+import struct
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +14,24 @@ from typing import BinaryIO, Protocol, Self, TypeVar, overload
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from orthocond.matrix._common import check_choice
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_BROKEN = (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+# What Pillow's readers raise on damaged files, besides OSError (of which UnidentifiedImageError is one).
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    LookupError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 
 class Encoded(Protocol):
@@ -85,9 +97,9 @@ class EncodedImages:
         return (image for index in range(len(self)) if (image := self.try_decode(index)) is not None)
 
     def try_decode(self, index: int, resize: int | None = None) -> Tensor | None:
-        """The image at ``index``, shorter side scaled to ``resize``; None if it is broken and skipped."""
+        """The image at ``index``, shorter side scaled to ``resize`` if not cropped; None if broken and skipped."""
         try:
-            image = decode(self.files[index], size=self.crop, resize=resize)
+            image = decode(self.files[index], size=self.crop, resize=None if self.crop else resize)
         except BrokenImageError as error:
             if self.on_error == "raise":
                 raise

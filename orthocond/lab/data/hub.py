@@ -54,7 +54,7 @@ def read_hub(source: str | Path, options: Options, root: Path | None = None) -> 
     if options.stream:
         files, labels = _take(part, image, label, split, str(source), options)
     else:
-        files, labels = _Rows(part, image, str(source)), _labels(part, label)
+        files, labels = _Rows(part, image, str(source)), _labels(part, label, source)
     if label and not classes:
         classes = tuple(map(str, range(int(labels.max()) + 1)))
     return build(files, labels, classes, split, str(source), options)
@@ -108,10 +108,21 @@ def _class_names(kind: Any) -> tuple[str, ...]:
     return tuple(getattr(kind, "names", None) or ())
 
 
-def _labels(part: Any, label: str | None) -> Tensor:
+def _labels(part: Any, label: str | None, source: object) -> Tensor:
     if label is None:
         return torch.full((len(part),), -1)
-    return torch.tensor(list(part[label]), dtype=torch.int64)
+    labels = list(part[label])
+    _check_whole(labels, label, source)
+    return torch.tensor(labels, dtype=torch.int64)
+
+
+def _check_whole(labels: list[int], label: str | None, source: object) -> None:
+    wrong = next((value for value in labels if not isinstance(value, int)), None)
+    if wrong is not None:
+        raise ValueError(
+            f"{source}: column {label!r} needs whole numbers as labels; got {wrong!r}. "
+            "Convert it with class_encode_column of datasets and save it."
+        )
 
 
 @dataclass(frozen=True)
@@ -173,4 +184,5 @@ def _take(
             )
         files.append(Entry(f"{split}, row {len(files)}", source, content=content))
         labels.append(-1 if label is None else row[label])
+    _check_whole(labels, label, source)
     return files, torch.tensor(labels, dtype=torch.int64)

@@ -121,15 +121,13 @@ class Pipeline:
             raise ValueError(
                 f"{self.data.source} has images of several or unknown sizes: give Pipeline size=..., for example 224."
             )
-        if own is None or self.size is None:
-            return
-        least = self._resize or min(own)
+        least = self._resize or min(own or (0,))
         padding = self._padding if self.train else 0
-        if self.size > least + 2 * padding:
+        if self.size is not None and self.size > least + 2 * padding:
             raise ValueError(
-                f"Pipeline(size={self.size}) is larger than the images, {own[0]}x{own[1]}"
-                + (f" scaled to {self._resize}" if self._resize else "")
-                + f" and padded by {padding}. Give resize=..., at least {self.size}."
+                f"Pipeline(size={self.size}) is larger than the images, whose shorter side is {least}"
+                + (f" with a padding of {padding}" if padding else "")
+                + f". Give resize=..., at least {self.size}."
             )
 
     def __len__(self) -> int:
@@ -180,10 +178,7 @@ class Pipeline:
     def _batch(self, indices: Tensor, dice: Tensor) -> Batch:
         labels = self.data.labels[indices]
         if isinstance(self.data.images, Tensor):
-            images = self.data.images[indices]
-            if self._resize:
-                images = shorter_side(images, self._resize)
-            images = self._cropped(images, dice)
+            images = self._cropped(self._scaled(self.data.images[indices]), dice)
         else:
             images, kept = self._decoded(self.data.images, indices, dice)
             labels, dice = labels[kept], dice[kept]
@@ -196,13 +191,16 @@ class Pipeline:
     def _decoded(self, images: EncodedImages, indices: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:
         def one(place: int) -> Tensor | None:
             image = images.try_decode(int(indices[place]), self._resize)
-            return None if image is None else self._cropped(image[None], dice[place, None])
+            return None if image is None else self._cropped(self._scaled(image[None]), dice[place, None])
 
         found = in_threads(one, range(len(indices)), self.workers)
         kept = torch.tensor([image is not None for image in found])
         if not kept.any():
             raise RuntimeError(f"{self.data.source}: all {len(indices)} images of a batch are broken: {images.skipped}")
         return torch.cat([image for image in found if image is not None]), kept
+
+    def _scaled(self, images: Tensor) -> Tensor:
+        return shorter_side(images, self._resize) if self._resize else images
 
     def _cropped(self, images: Tensor, dice: Tensor) -> Tensor:
         """Squares (or the images' own shape) cut out at places given by ``dice`` in [0, 1)."""
