@@ -428,6 +428,16 @@ def test_advice_in_other_cases():
     orthogonal(treated.conv1)
     assert 'remove_parametrizations(model.conv1, "weight")' in texts(treated, "conv1", batch()[0])
     assert "frozen" in texts(frozen(), "3")
+    few = chain(nn.Linear(20, 8), DecorrelatedBatchNorm1d(8))
+    text = texts(few, "0", torch.randn(5, 20))
+    assert text.startswith("Rank 4 of 8 by construction: 5 samples. Groups of channels can have full rank:")
+    assert "model[1] = oc.DecorrelatedBatchNorm1d(8, groups=2)" in text
+    few[1] = DecorrelatedBatchNorm1d(8, groups=4)
+    assert "construction" not in texts(few, "0", torch.randn(5, 20))
+    with torch.no_grad():
+        few[0].weight.copy_(few[0].weight[:4].repeat_interleave(2, 0))
+    text = texts(few, "0", torch.randn(9, 20))
+    assert text.startswith("Rank 4 of 8, where 8 is possible: channels combine others. Its gradient")
 
 
 def test_nothing_to_improve():

@@ -15,7 +15,8 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from orthocond.matrix import decompose, solver_failures
-from orthocond.monitor import ConditionMonitor, History
+from orthocond.monitor import ConditionMonitor, History, PreSVDLayer
+from orthocond.monitor.plot import plot
 from orthocond.spectrum import singular_spectrum, spectrum
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
 from orthocond.weights import orthogonal, spectral
@@ -145,6 +146,7 @@ def test_at_most_so_many_matrices_evenly_spaced():
 def test_gradient_is_that_before_the_nearest_orthogonal_one():
     for order in ("treat first", "monitor first"):
         model = Net()
+        nn.init.orthogonal_(model.conv.weight)  # OLR shortens every step from there
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         monitor = ConditionMonitor(model, layers=["white"])
         if order == "monitor first":
@@ -159,6 +161,7 @@ def test_gradient_is_that_before_the_nearest_orthogonal_one():
         statistics = handle.statistics[0]
         assert [r["eta"] for r in monitor.history] == pytest.approx(statistics.rates)
         assert monitor.history[-1]["olr_occurrence"] == pytest.approx(statistics.occurrence)
+        assert statistics.shortened == 3
         assert singular_spectrum(model.conv.weight.grad.flatten(1)).condition == pytest.approx(1, abs=1e-4)
 
 
@@ -272,6 +275,7 @@ def test_a_matrix_that_is_not_finite_stops_nothing():
         optimizer.step()
     assert math.isnan(monitor.history[0]["condition"])
     assert math.isnan(monitor.history[0]["rank"])
+    monitor.to_tensorboard(Writer())
 
 
 def test_records_wait_and_are_settled_in_time(monkeypatch):
@@ -329,17 +333,18 @@ def test_columns():
         found.columns("conv")
 
 
-def test_tensorboard():
-    class Writer(dict):
-        def add_scalar(self, tag, value, step):
-            self[tag, step] = value
+class Writer(dict):
+    def add_scalar(self, tag, value, step):
+        assert not math.isnan(value)
+        self[tag, step] = value
 
+
+def test_tensorboard():
     writer = Writer()
     monitor = history()
     monitor.to_tensorboard(writer)
     assert writer["conditioning/white/rank", 2] == 18
     assert writer["conditioning/white/eta", 1] == monitor.history[2]["eta"]
-    assert not any("nan" in str(v) for v in writer.values())
 
 
 def test_plot_draws_each_run_on_a_logarithmic_axis(tmp_path):
@@ -360,6 +365,16 @@ def test_plot_draws_each_run_on_a_logarithmic_axis(tmp_path):
     on_axes = first.plot(alone, quantity="eta", title="Step lengths")
     assert on_axes is alone
     assert on_axes.get_title() == "Step lengths"
+
+
+def test_plot_leaves_a_gap_where_a_value_is_infinite(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = history().history
+    for record, value in zip(found, (10.0, None, math.inf, None, 20.0, None), strict=True):
+        record["condition"] = value
+    (line,) = plot(tmp_path / "f.png", compare={"run": found}).lines
+    assert list(line.get_xdata()) == [0, 1, 2]
+    assert [math.isnan(y) for y in line.get_ydata()] == [False, True, False]
 
 
 def test_plot_errors(tmp_path, monkeypatch):
@@ -437,6 +452,11 @@ def test_ambiguous_weight_is_said():
         model(torch.randn(9, 3)).square().mean().backward()
         optimizer.step()
     assert monitor.history[0]["pre_svd"] == "b.weight"
+    found = PreSVDLayer("a", model.a)
+    with ConditionMonitor(model, pre_svd={"white": found}) as monitor:
+        model(torch.randn(9, 3)).square().mean().backward()
+        optimizer.step()
+    assert monitor.history[0]["pre_svd"] == "a.weight"
 
 
 # Life cycle
@@ -536,6 +556,54 @@ def test_only_the_optimizer_of_the_weight_counts_steps():
     assert [r["step"] for r in monitor.history] == [0, 1, 2]
 
 
+def test_a_step_that_fails_is_not_counted():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    treat(model.conv, optimizer, gradient=NearestOrthogonal())
+    with ConditionMonitor(model, layers=["white"]) as monitor:
+        model(images()).square().mean().backward()
+        model.conv.weight.grad.fill_(math.nan)
+        with pytest.raises(ValueError, match="finite gradients"):
+            optimizer.step()
+        (_, weights), *_ = train(model, optimizer=optimizer, steps=1)
+    (record,) = monitor.history
+    assert_facts(record, singular_spectrum(weights["conv.weight"][1].flatten(1)), "gradient_", rel=1e-5)
+
+
+def test_an_optimizer_that_calls_its_base_class_makes_one_step():
+    class Wrapped(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model = Net()
+    optimizer = Wrapped(model.parameters(), lr=0.1)
+    treat(model.conv, optimizer, gradient=NearestOrthogonal())
+    with ConditionMonitor(model, layers=["white"]) as monitor:
+        seen = train(model, optimizer=optimizer, steps=2)
+    assert [r["step"] for r in monitor.history] == [0, 1]
+    for record, (_, weights) in zip(monitor.history, seen, strict=True):
+        assert_facts(record, singular_spectrum(weights["conv.weight"][1].flatten(1)), "gradient_", rel=1e-5)
+
+
+def test_a_closure_shows_no_gradient():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(images()).square().mean()
+        loss.backward()
+        return loss
+
+    with ConditionMonitor(model, layers=["white"]) as monitor:
+        optimizer.step(closure)
+        optimizer.step(closure=closure)
+    assert [r["step"] for r in monitor.history] == [0, 1]
+    assert [r["rank"] for r in monitor.history] == [18, 18]
+    assert [r["weight_rank"] for r in monitor.history] == [None, 18]
+    assert [r["gradient_rank"] for r in monitor.history] == [None, None]
+
+
 def test_frozen_weight():
     model = Net()
     model.conv.requires_grad_(False)
@@ -582,8 +650,8 @@ def test_compiled_model():
     with pytest.warns(RuntimeWarning, match="the model is compiled"):
         monitor = ConditionMonitor(compiled).start()
     monitor.stop()
-    with pytest.raises(ValueError, match="SVD layers only in a compiled model"):
-        ConditionMonitor(compiled, layers=["0"], pre_svd={}).start()
+    with pytest.raises(ValueError, match="only SVD layers in a compiled model"):
+        ConditionMonitor(compiled, layers=["0"], pre_svd={})
 
 
 # Cost

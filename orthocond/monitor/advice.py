@@ -68,15 +68,14 @@ def _of_svd_layer(row: LayerDiagnosis, module: SVDLayer, path: str) -> Iterator[
 
 
 def _of_rank(row: LayerDiagnosis, module: nn.Module, fed: Sequence[Fed]) -> Iterator[Advice]:
-    assert row.size is not None
-    if row.rank == row.size or all(svd.rank == svd.size for svd, _, _ in fed):
+    if row.rank is None or row.size is None or row.rank == row.size or all(svd.rank == svd.size for svd, _, _ in fed):
         return
     bound, why = _bound(row, module)
-    if bound >= row.size:
-        yield Advice(f"Rank {row.rank} of {row.size}: some directions of its output have no variance.")
-        return
-    text = f"Rank {row.rank} of {row.size} by construction: {why}."
-    groups = _groups(row.size, bound)
+    if row.rank == bound:
+        text = f"Rank {row.rank} of {row.size} by construction: {why}."
+    else:
+        text = f"Rank {row.rank} of {row.size}, where {min(bound, row.size)} is possible: channels combine others."
+    groups = _groups(row.size, row.rank)
     for _, svd, path in fed:
         if isinstance(svd, _WHITENINGS) and svd.num_features == row.size and groups > svd.groups:
             line = f"{path} = oc.{type(svd).__name__}({row.size}, groups={groups})"
@@ -98,9 +97,9 @@ def _bound(row: LayerDiagnosis, module: nn.Module) -> tuple[int, str]:
     return min(bounds)
 
 
-def _groups(channels: int, bound: int) -> int:
-    """The fewest equal groups of at most ``bound`` channels."""
-    return next(g for g in range(1, channels + 1) if channels % g == 0 and channels // g <= max(bound, 1))
+def _groups(channels: int, rank: int) -> int:
+    """The fewest equal groups of at most ``rank`` channels."""
+    return next(g for g in range(1, channels + 1) if channels % g == 0 and channels // g <= rank)
 
 
 def _of_condition(

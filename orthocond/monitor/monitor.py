@@ -40,8 +40,8 @@ class ConditionMonitor:
     Covariances are those that the layers compute anyway in training forwards; evaluation is not recorded. A step is one
     of the optimizer that moves the Pre-SVD weight. Gradients are read when that step begins, before the treatments of
     `treat`: accumulated, averaged by DDP, unscaled, and not yet made orthogonal. Of a parametrised weight the weight
-    that the layer uses counts, and the gradient of its raw parameter. Weights are read before the step too. Loops
-    without a torch optimizer call `step` instead.
+    that the layer uses counts, and the gradient of its raw parameter. Weights are read before the step too. Of a step
+    with a closure no gradient is read, as there is none when it begins. Loops without a torch optimizer call `step`.
 
     It neither copies nor wraps anything: the model can be copied, pickled, evaluated, compiled or wrapped in
     DistributedDataParallel meanwhile, and several monitors can watch one model. Facts are computed in float64 when 16
@@ -57,8 +57,8 @@ class ConditionMonitor:
             above the rounding of float32 features; for bfloat16 take 1e-4.
         matrices: At most this many of the covariances of one forward are looked at, evenly spaced, where a layer
             computes one for each group or image.
-        pre_svd: Name of the Pre-SVD layer for each watched layer, if it is known; None finds them in the first forward
-            by the flow of data (see `pre_svd_layer`), which is not possible in compiled models.
+        pre_svd: For each watched layer the name of its Pre-SVD layer, or what `pre_svd_layer` found; None finds them in
+            the first forward by the flow of data, which is not possible in compiled models.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -97,7 +97,7 @@ class ConditionMonitor:
         eps: float | None = None,
         rank_tol: float = 1e-12,
         matrices: int = 16,
-        pre_svd: Mapping[str, str] | None = None,
+        pre_svd: Mapping[str, str | PreSVDLayer] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"ConditionMonitor needs a torch.nn.Module; got {type(model).__name__}.")
@@ -111,15 +111,18 @@ class ConditionMonitor:
         self._compiled = is_compiled(model)
         self._model = unwrap(model)
         self._watched = _choose(self._model, layers, eps)
+        if self._compiled and not all(isinstance(w.module, SVDLayer) for w in self._watched.values()):
+            raise ValueError("ConditionMonitor can watch only SVD layers in a compiled model; watch it uncompiled.")
         self._set_pre_svd(pre_svd)
         self._history = History()
         self._facts = Facts()
         self._step = 0
         self._stepping: Optimizer | None = None
+        self._forwarded = False
         self._handles: list[Any] = []
         self._trace: Trace | None = None
 
-    def _set_pre_svd(self, pre_svd: Mapping[str, str] | None) -> None:
+    def _set_pre_svd(self, pre_svd: Mapping[str, str | PreSVDLayer] | None) -> None:
         self._automatic = pre_svd is None
         for layer, source in (pre_svd or {}).items():
             if layer not in self._watched:
@@ -127,10 +130,11 @@ class ConditionMonitor:
                     f"ConditionMonitor(pre_svd=...) needs names of watched layers; got {layer!r}, and these are "
                     f"watched: {', '.join(map(repr, self._watched))}."
                 )
-            name, module = find_layer(self._model, source, "ConditionMonitor(pre_svd=...)")
-            if not isinstance(getattr(module, "weight", None), Tensor):
-                raise ValueError(f"ConditionMonitor(pre_svd=...) needs layers with a weight; {name!r} has none.")
-            self._watched[layer].pre_svd = PreSVDLayer(name, module)
+            if not isinstance(source, PreSVDLayer):
+                source = PreSVDLayer(*find_layer(self._model, source, "ConditionMonitor(pre_svd=...)"))
+            if not isinstance(getattr(source.module, source.attribute, None), Tensor):
+                raise ValueError(f"ConditionMonitor(pre_svd=...) needs layers with a weight; {source.name!r} has none.")
+            self._watched[layer].pre_svd = source
 
     # Life cycle
 
@@ -138,6 +142,8 @@ class ConditionMonitor:
         """Begin to record."""
         if self._handles:
             raise RuntimeError("This monitor is running already; stop() it first, or make a second one.")
+        if self._automatic and self._compiled:
+            _warn_no_weight("the model is compiled, so the flow of data cannot be seen")
         self._failures = solver_failures.count
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -145,9 +151,7 @@ class ConditionMonitor:
         ]
         for w in self._watched.values():
             self._handles.append(self._watch(w))
-        if self._automatic and self._compiled:
-            _warn_no_weight("the model is compiled, so the flow of data cannot be seen")
-        elif self._automatic and not all(w.traced for w in self._watched.values()):
+        if self._automatic and not self._compiled and not all(w.traced for w in self._watched.values()):
             self._trace = Trace(self._model, {name: w.module for name, w in self._watched.items()}).__enter__()
         return self
 
@@ -240,19 +244,18 @@ class ConditionMonitor:
         """Record a step that no torch optimizer makes: call it after ``backward()``, before the weights change."""
         if not self._handles:
             raise RuntimeError("This monitor is not running; start() it, or use it in a with statement.")
-        self._read_weights(None)
+        self._read_weights()
         self._finish_step(None)
 
     def _watch(self, w: "_Watched") -> Any:
         def observe(covariance: Tensor) -> None:
+            self._forwarded = True
             if self._step % self.every == 0:
                 w.covariances.append(_some(covariance.detach(), self._limit))
 
         if isinstance(w.module, SVDLayer):
             observer = torch.compiler.disable(observe) if self._compiled else observe
             return _Subscription(w.module, observer)
-        if self._compiled:
-            raise ValueError("ConditionMonitor can watch SVD layers only in a compiled model; watch it uncompiled.")
 
         def after_forward(module: nn.Module, args: object, output: object) -> None:
             if module is w.module and module.training and self._step % self.every == 0:
@@ -261,13 +264,15 @@ class ConditionMonitor:
 
         return register_module_forward_hook(after_forward)
 
-    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if self._stepping is None and self._is_clock(optimizer):
-            self._stepping = optimizer
-            self._read_weights(getattr(optimizer, "grad_scale", None))
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # An optimizer whose step calls that of its base class calls each hook twice; for the second call treatments
+        # have acted already. After a step that failed there is another forward.
+        if (self._stepping is None or self._forwarded) and self._is_clock(optimizer):
+            self._stepping, self._forwarded = optimizer, False
+            closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
+            self._read_weights(getattr(optimizer, "grad_scale", None), gradients=not closure)
 
     def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        # An optimizer whose step calls that of its base class calls each hook twice; the second call finds nothing.
         if self._stepping is optimizer:
             self._stepping = None
             self._finish_step(optimizer)
@@ -281,7 +286,7 @@ class ConditionMonitor:
         return any(p is first for group in optimizer.param_groups for p in group["params"])
 
     @torch.no_grad()
-    def _read_weights(self, grad_scale: Tensor | None) -> None:
+    def _read_weights(self, grad_scale: Tensor | None = None, *, gradients: bool = True) -> None:
         self._take_trace()
         if self._step % self.every:
             return
@@ -292,9 +297,9 @@ class ConditionMonitor:
             w.record["pre_svd"] = str(w.pre_svd)
             groups = groups_of(w.pre_svd.module, w.pre_svd.attribute)
             self._facts.add_matrix(w.record, "weight_", w.pre_svd.weight(), groups)
-            raw = w.parameter()
-            if raw is not None and raw.grad is not None and raw.grad.layout is torch.strided:
-                gradient = raw.grad if grad_scale is None else raw.grad / grad_scale
+            gradient = getattr(w.parameter(), "grad", None)
+            if gradients and gradient is not None and gradient.layout is torch.strided:
+                gradient = gradient if grad_scale is None else gradient / grad_scale
                 self._facts.add_matrix(w.record, "gradient_", gradient, groups)
 
     def _finish_step(self, optimizer: Optimizer | None) -> None:
