@@ -138,17 +138,22 @@ def test_finder(case):
     assert monitor.history[0]["pre_svd"] == expected
 
 
-def test_finder_takes_the_content_of_whitening_and_colouring():
+@pytest.mark.parametrize("by_name", [True, False])
+def test_finder_takes_the_content_of_whitening_and_colouring(by_name):
     class Style(nn.Module):
         def __init__(self):
             super().__init__()
             self.content, self.style, self.mix = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), WhitenColor2d()
 
         def forward(self, a, b):
-            return self.mix(self.content(a), self.style(b))
+            a, b = self.content(a), self.style(b)
+            return self.mix(content=a, style=b) if by_name else self.mix(a, b)
 
     model = Style()
     assert str(pre_svd_layer(model, "mix", ((X, X), None))) == "content.weight"
+    found = diagnose(model, ((X, X), None), lambda y: y.square().mean())
+    assert found["mix"].fed_by == ("content",)
+    assert (found["mix"].samples, found["mix"].size) == (64, 4)
 
 
 def test_finder_errors():

@@ -239,7 +239,7 @@ def test_eps_and_plain_layers():
         model.bn.register_forward_hook(lambda m, a, o: outputs.append(o.detach()))
         model.fc.register_forward_hook(lambda m, a, o: outputs.append(o.detach()))
         train(model, steps=1)
-    for record, output, source in zip(monitor.history, outputs, ("reduce.weight", "reduce.weight"), strict=True):
+    for record, output, source in zip(monitor.history, outputs, ("reduce.weight", "fc.weight"), strict=True):
         assert_facts(record, spectrum(covariances(output), eps=0.5, rank_tol=1e-12), rel=1e-5)
         assert record["pre_svd"] == source
 

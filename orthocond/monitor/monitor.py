@@ -51,7 +51,7 @@ class ConditionMonitor:
         model: The model.
         every: Interval of steps that are recorded.
         layers: Layers to watch, as modules or names; None watches all SVD layers. Of any other layer the covariance of
-            its output channels is computed.
+            its output channels is computed, and the weight is the one that makes this output.
         eps: Ridge in the condition number of the covariance; None takes that of each layer, 0 for those without one.
         rank_tol: Eigenvalues of the covariance at or below this fraction of the largest count as zero. The default is
             above the rounding of float32 features; for bfloat16 take 1e-4.
@@ -152,7 +152,8 @@ class ConditionMonitor:
         for w in self._watched.values():
             self._handles.append(self._watch(w))
         if self._automatic and not self._compiled and not all(w.traced for w in self._watched.values()):
-            self._trace = Trace(self._model, {name: w.module for name, w in self._watched.items()}).__enter__()
+            layers = {name: w.module for name, w in self._watched.items()}
+            self._trace = Trace(self._model, layers, outputs=True).__enter__()
         return self
 
     def stop(self) -> None:

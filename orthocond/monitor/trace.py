@@ -177,12 +177,18 @@ class Trace:
 
     Hooks are global ones, so that a copy of the model made meanwhile carries none of them.
 
+    Args:
+        model: The unwrapped model.
+        layers: The layers of interest, by name.
+        outputs: Whether the output of a layer that is not an SVD layer is what is fed, not its input.
+
     Attributes:
         found: For each layer that was reached, the layers that feed it; empty if it depends on no weight.
         inputs: Autograd nodes of the model's floating-point inputs, while the context lasts.
     """
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    def __init__(self, model: nn.Module, layers: Mapping[str, nn.Module], *, outputs: bool = False) -> None:
+        self._outputs = outputs
         self.found: dict[str, list[PreSVDLayer]] = {}
         self._model = model
         self._targets = {id(module): name for name, module in layers.items()}
@@ -198,7 +204,7 @@ class Trace:
     def __enter__(self) -> Self:
         self._handles = [
             register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]  # it may return arguments
-            register_module_forward_hook(self._after),
+            register_module_forward_hook(self._after, with_kwargs=True),
         ]
         return self
 
@@ -213,17 +219,10 @@ class Trace:
         self.inputs.clear()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if not torch.is_grad_enabled():
+        if module is not self._model or not torch.is_grad_enabled():
             return None
-        if id(module) in self._targets:
-            tensors = [a for a in args if isinstance(a, Tensor)]
-            found = self._feeding(tensors[0].grad_fn) if tensors else []
-            known = self.found.setdefault(self._targets[id(module)], [])
-            known += [layer for layer in found if layer not in known]
-        if module is self._model:
-            self._forget()
-            return tuple(map(self._mark, args))
-        return None
+        self._forget()
+        return tuple(map(self._mark, args))
 
     def _mark(self, x: Any) -> Any:
         """Let a graph begin at the input, so that data can be told from what is computed from weights alone."""
@@ -233,9 +232,17 @@ class Trace:
         self.inputs.add(x.grad_fn)
         return x
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
         if id(module) in self._layers and isinstance(output, Tensor) and output.grad_fn is not None:
             self._made[output.grad_fn] = self._layers[id(module)]
+        if id(module) in self._targets:
+            of_output = self._outputs and not isinstance(module, SVDLayer)
+            candidates = (output,) if of_output else (*args, *kwargs.values())
+            tensors = [x for x in candidates if isinstance(x, Tensor)]
+            known = self.found.setdefault(self._targets[id(module)], [])
+            known += [layer for x in tensors[:1] for layer in self._feeding(x.grad_fn) if layer not in known]
 
     def _feeding(self, start: Any) -> list[PreSVDLayer]:
         """The layers at the first products with a weight on the way back from a node, upstream ones left out."""
