@@ -165,6 +165,12 @@ def test_pseudo_inverse_where_singular():
     torch.testing.assert_close(oc.inv_sqrtm(a) @ oc.inv_sqrtm(a), torch.linalg.pinv(a, hermitian=True))
 
 
+def test_rank_tolerance_is_without_the_ridge():
+    """A direction below the tolerance is left out, however large the ridge; the others get it."""
+    found = oc.inv_sqrtm(torch.diag(torch.tensor([6.0, 0.1])), eps=10.0, solver=oc.Eigh(rank_tol=0.5))
+    torch.testing.assert_close(found, torch.diag(torch.tensor([0.25, 0.0])))
+
+
 def test_zero_matrix_gives_zero():
     a = torch.zeros(2, 3, 3, requires_grad=True)
     for found in oc.square_roots(a):

@@ -101,6 +101,20 @@ def test_no_noise_is_promoted_to_a_direction(method):
     torch.testing.assert_close(singular, torch.tensor([1.0, 1.0, 0.0, 0.0]), rtol=0, atol=1e-5)
 
 
+def test_gram_leaves_out_what_squaring_loses():
+    """In float64 a Gram matrix knows singular values down to 1e-8 of the largest; below that the eigenvalues are noise.
+
+    Whatever the tolerance, no direction may come out of them; "svd" sees the small one.
+    """
+    pairs = [with_singular_values(20, 8, [1.0] * 7 + [1e-10], seed) for seed in range(20)]
+    g, expected = (torch.stack(part) for part in zip(*pairs, strict=True))
+    for rank_tol in (None, 0.0):
+        singular = torch.linalg.svdvals(oc.polar(g, rank_tol=rank_tol))
+        torch.testing.assert_close(singular[:, :7], torch.ones(20, 7, dtype=torch.float64))
+        assert singular[:, 7].max() < 1e-6
+    assert relative_error(oc.polar(g, method="svd", rank_tol=0.0), expected) < 1e-4
+
+
 @decompositions
 def test_rank_tolerance(method):
     g = torch.diag(torch.tensor([1.0, 0.1, 0.01]))
