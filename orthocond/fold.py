@@ -198,8 +198,7 @@ def _by_output(weight: Tensor, layer: Any) -> Tensor:
     """The weight with its output channels first, or the way back."""
     if type(layer) not in TRANSPOSED_CONVOLUTIONS:
         return weight
-    rows = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2)
-    return rows.flatten(0, 1)
+    return weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 class PointwiseConv1d(nn.Conv1d):
@@ -236,7 +235,7 @@ class _Calls:
     Attributes:
         count: How often each was called.
         sources: The layer whose output is the input of a norm.
-        users: How often the output of a layer is used.
+        users: How often outputs of a layer are used, over all of its calls.
         exposed: Those whose parameters or buffers are used outside of them.
         dims: Number of dimensions of the input of a norm, where it is known.
     """
@@ -273,10 +272,8 @@ def _obstacle(norm: Any, calls: _Calls) -> str | None:
         return f"it is used {calls.count[norm]} times" if calls.count[norm] else "the forward does not use it"
     if layer is None:
         return "its input is not the output of a linear layer or convolution"
-    if calls.count[layer] != 1:
-        return f"the layer before it is used {calls.count[layer]} times"
     if calls.users[layer] != 1:
-        return "the output of the layer before it is used elsewhere too"
+        return "what the layer before it computes is used elsewhere too"
     if layer in calls.exposed:
         return "the parameters of the layer before it are used outside of it"
     if layer._forward_hooks or layer._forward_pre_hooks:
@@ -309,7 +306,8 @@ def _trace(model: nn.Module) -> _Calls:
     parameters = inspect.signature(model.forward).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     try:
-        graph = _Tracer().trace(copy.deepcopy(model), defaults)  # a copy: a forward may store what it sees in the model
+        # A copy, since a forward may store what it computes in the model: here, symbols.
+        graph = _Tracer().trace(copy.deepcopy(model), defaults)
     except Exception as error:
         raise RuntimeError(
             f"fold cannot trace {type(model).__name__} symbolically ({type(error).__name__}: {error}). Pass an input "

@@ -118,7 +118,7 @@ def test_parametrisations_become_weights(treat):
     folded = fold(model)
     assert_plain(folded)
     assert folded.fold_report.materialised == ("0.weight",)
-    assert isinstance(folded[0].weight, nn.Parameter)
+    assert folded[0].weight.requires_grad
     assert set(folded.state_dict()) == {"0.weight", "0.bias"}
     assert difference(model, folded, x) < 1e-10
     # Nothing of the original has changed, and it still computes with its parametrisation.
@@ -145,8 +145,8 @@ def test_raw_weights_that_layers_share_are_materialised_one_by_one():
 
 
 def test_float32_and_half_precision():
-    model = trained(resnet18(10, stem="cifar", stem_norm=DecorrelatedBatchNorm2d), 8, 3, 32, 32, dtype=torch.float32)
-    x = torch.randn(4, 3, 32, 32).cumsum(-1)
+    model = trained(resnet18(10, stem="cifar", stem_norm=DecorrelatedBatchNorm2d), 8, 3, 16, 16, dtype=torch.float32)
+    x = torch.randn(2, 3, 16, 16).cumsum(-1)
     folded = fold(model)
     assert_plain(folded)
     assert difference(model, folded, x) < 1e-4
@@ -293,8 +293,23 @@ def test_whitening_without_a_layer_becomes_a_pointwise_convolution(shape, groups
     layer = trained(DecorrelatedBatchNorm1d(6, groups=groups), *shape)
     folded = fold(layer)
     assert isinstance(folded, PointwiseConv1d)
+    assert not any(p.requires_grad for p in folded.parameters())
     assert difference(layer, folded, torch.randn(6, *shape[1:], dtype=torch.float64)) < 1e-10
     assert difference(layer, fold(layer, torch.randn(shape, dtype=torch.float64)), torch.randn(shape).double()) < 1e-10
+
+
+def test_a_pointwise_convolution_has_the_dtype_of_the_features():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), DecorrelatedBatchNorm2d(4, affine=False))
+    model = trained(model, 16, 3, 8, 8, dtype=torch.float32).bfloat16()
+    x = torch.randn(2, 3, 8, 8).bfloat16()
+    assert difference(model, fold(model), x) < 0.05
+
+
+def test_a_linear_layer_before_a_norm_of_images():
+    model = trained(nn.Sequential(nn.Linear(5, 4), DecorrelatedBatchNorm2d(4)), 30, 4, 3, 5)
+    folded = fold(model)
+    assert isinstance(folded[1], nn.Conv2d)
+    assert difference(model, folded, torch.randn(2, 4, 3, 5, dtype=torch.float64)) < 1e-10
 
 
 def test_linear_layers_on_sequences_have_their_channels_elsewhere():
@@ -335,6 +350,15 @@ def test_arguments_take_their_defaults_in_the_trace():
     folded = fold(model)
     assert isinstance(folded.norm, nn.Conv2d)
     assert difference(model, folded, torch.randn(2, 4, 8, 8, dtype=torch.float64)) < 1e-10
+
+
+def test_nothing_of_the_trace_stays_in_the_copy():
+    class Storing(Branches):
+        def forward(self, x):
+            self.features = self.conv(x)
+            return self.norm(torch.tanh(self.features))
+
+    assert not hasattr(fold(Storing("alone")), "features")
 
 
 class Looking(Branches):
