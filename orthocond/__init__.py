@@ -1,5 +1,6 @@
 """orthocond: well-conditioned SVD layers and disentangled GAN latents for PyTorch."""
 
+from orthocond.fold import FoldReport, fold
 from orthocond.layers import (
     CovariancePool2d,
     DecorrelatedBatchNorm1d,
@@ -28,6 +29,16 @@ from orthocond.matrix import (
     solver_failures,
     sqrtm,
     square_roots,
+)
+from orthocond.monitor import (
+    Advice,
+    ConditionMonitor,
+    Diagnosis,
+    History,
+    LayerDiagnosis,
+    PreSVDLayer,
+    diagnose,
+    pre_svd_layer,
 )
 from orthocond.spectrum import Spectrum, singular_spectrum, spectrum
 from orthocond.steps import NearestOrthogonal, OptimalLR, StepStatistics, Treatment, optimal_lr, treat
@@ -89,4 +100,15 @@ __all__ = [
     "StepStatistics",
     "treat",
     "Treatment",
+    # see and deploy
+    "Advice",
+    "ConditionMonitor",
+    "diagnose",
+    "Diagnosis",
+    "fold",
+    "FoldReport",
+    "History",
+    "LayerDiagnosis",
+    "pre_svd_layer",
+    "PreSVDLayer",
 ]
