@@ -252,6 +252,13 @@ def test_channels_last_and_one_image_without_batch():
     assert one["0"].samples == batched["0"].samples == 36
 
 
+def test_rounding_of_half_precision_is_no_rank():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = diagnose(stem(), batch(), F.cross_entropy)
+    assert 5 <= found["conv1"].rank <= 27
+    assert found["conv1"].condition_on_range < 1 / torch.finfo(torch.bfloat16).eps ** 2
+
+
 def test_layers_called_never_or_with_parametrised_weights():
     model = deep()
     orthogonal(model[3])

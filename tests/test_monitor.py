@@ -8,7 +8,10 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.optim.optimizer import _global_optimizer_pre_hooks
@@ -616,18 +619,44 @@ def test_frozen_weight():
     assert monitor.history[0]["gradient_rank"] is None
 
 
-def test_distributed_wrapper(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model = Net()
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        with ConditionMonitor(wrapped, layers=["white"]) as monitor:
-            seen = train(model, call=wrapped)
-    finally:
-        torch.distributed.destroy_process_group()
-    for record, (inputs, weights) in zip(monitor.history, seen, strict=True):
-        assert_facts(record, spectrum(covariances(inputs[model.white]), eps=1e-4, rank_tol=1e-12))
-        assert_facts(record, singular_spectrum(weights["conv.weight"][1].flatten(1)), "gradient_", rel=1e-5)
+def stem():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), DecorrelatedBatchNorm2d(8, synchronise=True)).double()
+
+
+def two_processes(rank, folder):
+    """Replicated and sharded, the numbers are those of one process with the whole batch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    generator = torch.Generator().manual_seed(1)
+    x, target = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((8, 3, 8, 8), (8, 8, 6, 6)))
+    histories = []
+    for kind in ("one", "ddp", "fsdp"):
+        model = stem()
+        if kind == "one":
+            model[1].synchronise = False
+        called = nn.parallel.DistributedDataParallel(model) if kind == "ddp" else model
+        if kind == "fsdp":
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        part = slice(None) if kind == "one" else slice(4 * rank, 4 * rank + 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        treat(model[0], optimizer, gradient=NearestOrthogonal(), lr=OptimalLR())
+        with ConditionMonitor(called) as monitor:
+            for _ in range(2):
+                optimizer.zero_grad()
+                (called(x[part]) * target[part]).mean().backward()
+                optimizer.step()
+        histories.append(monitor.history)
+    for expected, *others in zip(*histories, strict=True):
+        for record in others:
+            for key, value in expected.items():
+                same = record[key] == value if isinstance(value, str) else record[key] == pytest.approx(value, rel=1e-6)
+                assert same, (key, record[key], value)
+    dist.destroy_process_group()
+
+
+def test_two_processes_equal_one(tmp_path):
+    torch.multiprocessing.spawn(two_processes, (str(tmp_path),), nprocs=2)
 
 
 @pytest.mark.filterwarnings("ignore")  # tracing itself warns of what torch does inside
