@@ -39,7 +39,9 @@ def pack(folder, path):
         with zipfile.ZipFile(path, "w") as archive:
             for number, file in enumerate(files):
                 method = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
-                archive.write(file, file.relative_to(folder).as_posix(), method)
+                member = zipfile.ZipInfo(file.relative_to(folder).as_posix())
+                member.extra = b"\x99\x99\x03\x00abc"  # a private field, as some programs add before the data
+                archive.writestr(member, file.read_bytes(), method)
     else:
         with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:
             for file in files:

@@ -54,6 +54,16 @@ def test_split_folders(tmp_path, form):
     assert load_pair(path).held_out.split == "val"
 
 
+def test_a_split_alone_is_not_a_wrapping_folder(tmp_path):
+    assert load(write_tree(tmp_path, ["set/train/a/0.png", "set/train/b/1.png"])).split == "train"
+
+
+def test_classes_are_those_of_train(tmp_path):
+    folder = write_tree(tmp_path, ["train/b/0.png", "train/c/1.png", "val/c/2.png", "test/a/3.png"])
+    assert load(folder, split="val").classes == ("b", "c")
+    assert load(folder, split="val").labels.tolist() == [1]
+
+
 def test_images_without_classes(tmp_path):
     folder = write_tree(tmp_path / "faces", ["0.png", "1.png", "2.png"])
     data = load(folder)
@@ -161,6 +171,8 @@ def test_parts_keep_the_shares_of_classes():
         assert (part - torch.tensor([0.6, 0.3, 0.1])).abs().max() <= 1 / count + 1e-6
     assert not torch.equal(balanced(labels, 20, 0), balanced(labels, 20, 1))
     assert torch.equal(balanced(labels, 20, 1), balanced(labels, 20, 1))
+    first = {int(balanced(torch.arange(10), 1, seed)) for seed in range(30)}
+    assert len(first) > 5  # no class is favoured
 
 
 def test_split_off_divides_without_overlap():

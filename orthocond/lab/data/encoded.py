@@ -99,7 +99,7 @@ class EncodedImages:
     def try_decode(self, index: int, resize: int | None = None) -> Tensor | None:
         """The image at ``index``, shorter side scaled to ``resize`` if not cropped; None if broken and skipped."""
         try:
-            image = decode(self.files[index], size=self.crop, resize=None if self.crop else resize)
+            image = decode(self.files[index], size=self.crop, resize=resize)
         except BrokenImageError as error:
             if self.on_error == "raise":
                 raise
@@ -126,7 +126,7 @@ def decode(file: Encoded, *, size: int | None = None, resize: int | None = None)
     Args:
         file: The encoded image.
         size: Scale the shorter side to it and cut out the middle square.
-        resize: Scale the shorter side to it and keep the rest.
+        resize: Scale the shorter side to it and keep the rest; without effect where ``size`` is given.
 
     Raises:
         BrokenImageError: If it cannot be decoded.
