@@ -34,6 +34,8 @@ class Training:
     optimizer: Sgd = field(default_factory=Sgd)
     augment: Optional[Augment] = None  # noqa: UP045  # the old spelling has to work too
     workers: int | Literal["auto"] = "auto"
+    level: Literal[1, 2] = 1
+    size: float | int = 2
 
 
 FULL = Training("dbn", 3, "nog", Sgd(1e-3, True, (), (0.5, math.nextafter(0.5, 1)), math.inf), Augment(2), workers=2)
@@ -52,6 +54,7 @@ def test_missing_fields_take_defaults_and_integers_become_floats():
     made = from_json(Training, {"name": "x", "optimizer": {"lr": 1}})
     assert made == Training("x", optimizer=Sgd(lr=1.0))
     assert type(made.optimizer.lr) is float
+    assert type(from_json(Training, {"name": "x", "size": 3}).size) is int
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,7 @@ def test_missing_fields_take_defaults_and_integers_become_floats():
         ({"name": "x", "optimizer": {"betas": [0.9]}}, ValueError, "optimizer.betas needs 2 values; got 1"),
         ({"name": "x", "optimizer": 3}, TypeError, "optimizer needs the settings of Sgd; got 3"),
         ({"name": "x", "workers": "many"}, TypeError, "workers needs an integer; got 'many' (str)"),
+        ({"name": "x", "level": True}, ValueError, "level needs one of 1, 2; got True"),
         ({"name": "x", "augment": {"padding": -1}}, ValueError, "padding needs at least 0"),
         ([], TypeError, "The configuration needs the settings of Training; got []"),
     ],

@@ -266,6 +266,31 @@ def test_a_newer_format_is_not_damage(run, monkeypatch):
         run.load()
 
 
+def test_metrics_are_on_the_disk_before_the_checkpoint_counts(run, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def record_sync(file):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+        fsync(file)
+
+    def record_replace(old, new):
+        events.append(f"replace {new.suffix}")
+        replace(old, new)
+
+    run.log(1)
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    run.save({}, 1)
+    tensors, text = (f".{file(run, 1, kind).name}.tmp" for kind in ("safetensors", "json"))
+    assert events == [
+        "metrics.jsonl",
+        "times.jsonl",
+        *(tensors, "replace .safetensors", "checkpoints"),
+        *(text, "replace .json", "checkpoints"),
+    ]
+
+
 def test_loading_changes_nothing(run):
     filled(run, [1])
     run.log(2)
@@ -406,7 +431,7 @@ def test_a_loss_that_is_not_finite(run, value):
     assert "condition (+0.001)" in text
     assert "\n  1: step 0" in text
     assert "Decompositions that did not converge: 0" in text
-    assert "checkpoint is that of step 3" in text
+    assert "The last one is that of step 3." in text
     assert text in (run.path / "log.txt").read_text()
     assert run.load().step == 3
 
@@ -417,7 +442,7 @@ def test_a_finite_loss_passes(run):
         guard.check(2, -1e30)
         assert not guard.should_stop()
     assert guard.exit_code == 0
-    with pytest.raises(FloatingPointError, match="There is no checkpoint yet"):
+    with pytest.raises(FloatingPointError, match="There is none yet"):
         Guard(run).check(1, math.nan)
 
 

@@ -236,7 +236,7 @@ def treated():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     targets = [model[0], model[2]]
-    handle = treat(targets, optimizer, gradient=NearestOrthogonal(), lr=OptimalLR(), history=4, spectrum_every=2)
+    handle = treat(targets, optimizer, gradient=NearestOrthogonal(), lr=OptimalLR(), history=20, spectrum_every=2)
     return model, optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer), handle
 
 
@@ -247,8 +247,11 @@ def plain(handle):
 def test_statistics_of_a_treatment_go_on():
     *parts, handle = treated()
     steps(*parts, range(5))
+    parts[1].zero_grad()
+    parts[1].step()  # one that has no gradient
     saved = through_bytes([*(part.state_dict() for part in parts), treatment_state(handle)])
     *resumed, again = treated()
+    steps(*resumed, range(8))  # to be forgotten
     for part, state in zip(resumed, saved, strict=False):
         part.load_state_dict(state)
     load_treatment_state(again, saved[-1])

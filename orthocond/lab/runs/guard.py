@@ -129,12 +129,10 @@ class Guard:
             f"Decompositions that did not converge: {solver_failures.count}, of which {solver_failures.recovered} were "
             "solved by another attempt."
         )
-        steps = checkpoint.steps(self._run.checkpoints)
-        lines.append(
-            f"The last good checkpoint is that of step {steps[0]}, in {self._run.checkpoints}."
-            if steps
-            else "There is no checkpoint yet."
-        )
+        if ranks.rank() == 0:  # the others may not see the folder
+            steps = checkpoint.steps(self._run.checkpoints)
+            last = f"The last one is that of step {steps[0]}" if steps else "There is none yet"
+            lines.append(f"Checkpoints are in {self._run.checkpoints} and stay as they are. {last}.")
         lines.append("Try a smaller learning rate, a larger eps of the SVD layers, or full precision.")
         return "\n  ".join(lines)
 

@@ -100,7 +100,7 @@ class _Packer:
                 f"{value.dtype} ({value.layout}, {value.device}). Convert it first."
             )
         memory = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride(), value.is_conj())
-        key = self._keys.get(memory) if value.numel() else None
+        key = self._keys.get(memory)
         if key is None:
             key = self._free_key(path)
             self._keys[memory] = key
