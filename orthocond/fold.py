@@ -393,8 +393,7 @@ def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
     args = example if isinstance(example, tuple) else () if isinstance(example, Mapping) else (example,)
     kwargs = example if isinstance(example, Mapping) else {}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(0)
+    with torch.random.fork_rng(devices=list(devices)):  # the state is put back, so the next forward starts from it too
         return list(_tensors(model(*args, **kwargs)))
 
 
