@@ -61,6 +61,7 @@ def test_a_split_alone_is_not_a_wrapping_folder(tmp_path):
 def test_classes_are_those_of_train(tmp_path):
     folder = write_tree(tmp_path, ["train/b/0.png", "train/c/1.png", "val/c/2.png", "test/a/3.png"])
     assert load(folder, split="val").classes == ("b", "c")
+    assert load_pair(folder).held_out.split == "val"
     assert load(folder, split="val").labels.tolist() == [1]
 
 

@@ -59,6 +59,8 @@ def test_pair_and_batches(tmp_path):
     assert (len(pair.train), len(pair.held_out)) == (6, 2)
     batch = next(Pipeline(data=pair.train, batch_size=4, train=True).batches())
     assert batch.images.shape == (4, 3, 8, 8)
+    datasets.DatasetDict(train=table(4), validation=table(2), test=table(1)).save_to_disk(tmp_path / "three")
+    assert len(load_pair(tmp_path / "three").held_out) == 2
 
 
 def test_single_part_and_images_without_labels(tmp_path):
