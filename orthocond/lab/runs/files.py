@@ -58,16 +58,12 @@ def append_line(path: Path, line: bytes) -> None:
         raise explained(error, path, len(line)) from error
 
 
-def drop_half_line(path: Path) -> bool:
+def drop_half_line(path: Path) -> None:
     """Cut what follows the last end of line: a line that was being written when the process was killed."""
-    if not path.exists():
-        return False
-    data = path.read_bytes()
+    data = path.read_bytes() if path.exists() else b""
     whole = data.rfind(b"\n") + 1
-    if whole == len(data):
-        return False
-    truncate(path, whole)
-    return True
+    if whole < len(data):
+        truncate(path, whole)
 
 
 def truncate(path: Path, size: int) -> None:

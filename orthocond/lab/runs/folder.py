@@ -208,7 +208,7 @@ class Run:
 
         Args:
             state: A tree of plain values and tensors (see `pack`): the ``state_dict`` of everything that trains,
-                `capture_rng()`, the position in the data. On other ranks than 0 it is not looked at.
+                `capture_rng`, the position in the data. On other ranks than 0 it is not looked at.
             step: The step after which this is the state.
 
         Raises:
