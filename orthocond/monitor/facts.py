@@ -9,7 +9,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, bu
 
 from orthocond.matrix import matrix_view
 from orthocond.monitor.history import QUANTITIES, Record
-from orthocond.spectrum import Spectrum, _from_values, _tolerance
+from orthocond.spectrum import Spectrum, rank_tolerance, summarise
 
 # Bytes of matrices that wait for their decomposition: enough for hundreds of steps, little beside any model.
 _WAITING = 2**24
@@ -77,13 +77,13 @@ def gram_matrices(tensor: Tensor, groups: int) -> tuple[Tensor, float]:
     matrix = matrix if groups > 1 else matrix.unsqueeze(0)
     longer = max(matrix.shape[-2:])
     # The Gram matrix squares the singular values, so that float64 resolves them to the root of its rounding.
-    tol = max(_tolerance(None, longer, tensor.dtype), _tolerance(None, longer, torch.float64) ** 0.5)
+    tol = max(rank_tolerance(None, longer, tensor.dtype), rank_tolerance(None, longer, torch.float64) ** 0.5)
     return (matrix.mT @ matrix if matrix.shape[-2] > matrix.shape[-1] else matrix @ matrix.mT), tol
 
 
 def summary(values: Tensor, eps: float, tol: float) -> Spectrum:
     """The `Spectrum` of ascending eigenvalues ``(*, n)``."""
-    return _from_values(values.flip(-1), values.shape[-1], eps, tol)
+    return summarise(values.flip(-1), values.shape[-1], eps, tol)
 
 
 def _eigenvalues(matrices: Tensor) -> Tensor:

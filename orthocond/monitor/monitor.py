@@ -21,7 +21,7 @@ from orthocond.monitor.history import KEYS, History, Path_, Record, ScalarWriter
 from orthocond.monitor.plot import plot
 from orthocond.monitor.run import is_compiled
 from orthocond.monitor.trace import PreSVDLayer, Trace, describe, find_layer, svd_layers, unwrap
-from orthocond.steps.treatment import _attached
+from orthocond.steps.treatment import attached
 from orthocond.weights._common import groups_of
 
 Listener = Callable[[Tensor], None]
@@ -323,7 +323,7 @@ class ConditionMonitor:
 
     def _read_rates(self, w: "_Watched", optimizer: Optimizer) -> None:
         raw = w.parameter()
-        for treatment in _attached.get(optimizer, []):
+        for treatment in attached.get(optimizer, []):
             for treated in treatment._weights:
                 if treated.parameter is raw and treated.rates:
                     self._facts.add_scalar(w.record, "eta", treated.rates[-1])

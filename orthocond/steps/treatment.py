@@ -14,7 +14,7 @@ from orthocond.steps.learning_rate import OptimalLR
 from orthocond.steps.nearest import NearestOrthogonal
 
 # The treatments attached to each optimizer, to refuse a second one of the same kind for a weight.
-_attached: WeakKeyDictionary[Optimizer, list["Treatment"]] = WeakKeyDictionary()
+attached: WeakKeyDictionary[Optimizer, list["Treatment"]] = WeakKeyDictionary()
 
 
 def treat(
@@ -148,7 +148,7 @@ class Treatment:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for treatments in _attached.values():
+        for treatments in attached.values():
             if self in treatments:
                 treatments.remove(self)
 
@@ -170,7 +170,7 @@ class Treatment:
     def _attach(self, optimizer: Optimizer) -> None:
         """Check every weight against the optimizer, then register the hooks."""
         groups = _groups_by_parameter(optimizer)
-        others = _attached.setdefault(optimizer, [])
+        others = attached.setdefault(optimizer, [])
         for kind in ("gradient", "lr"):
             if getattr(self, kind) is None:
                 continue
