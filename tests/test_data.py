@@ -63,6 +63,9 @@ def test_classes_are_those_of_train(tmp_path):
     assert load(folder, split="val").classes == ("b", "c")
     assert load_pair(folder).held_out.split == "val"
     assert load(folder, split="val").labels.tolist() == [1]
+    loose = write_tree(tmp_path / "loose", ["train/0.png", "test/a/1.png", "test/b/2.png"])
+    assert load(loose).classes == ()
+    assert load(loose, split="test").classes == ("a", "b")
 
 
 def test_images_without_classes(tmp_path):

@@ -40,15 +40,15 @@ def read_images(path: Path, options: Options) -> ImageData:
     """
     parts, empty = layout(path)
     split = choose_split(options.split, parts, path)
-    names = sorted({name for part in parts.values() for name in part.classes or ()})
+    names = sorted({name for part in parts.values() for name in part.classes or ()}) if parts[split].classes else []
     train = parts.get("train")
     if train is not None and train.classes is not None:
         _same_classes(path, split, parts[split], set(train.classes))
         names = sorted(set(train.classes))
     if empty and options.on_error == "raise":
         raise ValueError(
-            f"{path}/{empty[0]} holds no images, and {len(empty) - 1} more folders. "
-            "Remove them, or load with on_error='skip'."
+            f"{path}/{empty[0]} holds no images ({len(empty)} empty class folders in all). "
+            "Fill or remove them, or load with on_error='skip'."
         )
     index = {name: i for i, name in enumerate(names)}
     files, classes = parts[split]
