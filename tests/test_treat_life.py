@@ -230,7 +230,7 @@ def test_nothing_is_kept_alive():
 def test_no_copy_of_the_weight_is_kept_between_steps():
     model, optimizer, handle = treated(gradient=NOG, lr=EXACT)
     train(model, optimizer, [batch()])
-    assert all(w.before.numel() == 0 for w in handle._weights)
+    assert all(w.before.numel() == 0 for w in handle.weights)
 
 
 class Wrapped(torch.optim.Optimizer):

@@ -324,7 +324,7 @@ class ConditionMonitor:
     def _read_rates(self, w: "_Watched", optimizer: Optimizer) -> None:
         raw = w.parameter()
         for treatment in attached.get(optimizer, []):
-            for treated in treatment._weights:
+            for treated in treatment.weights:
                 if treated.parameter is raw and treated.rates:
                     self._facts.add_scalar(w.record, "eta", treated.rates[-1])
                     shortened = torch.as_tensor(treated.shortened)

@@ -120,6 +120,7 @@ class Treatment:
     Attributes:
         gradient: The setting of the gradient, or None.
         lr: The setting of the step length, or None.
+        weights: The treated weights, with what is counted of each.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Treatment:
     ) -> None:
         self.gradient = gradient
         self.lr = lr
-        self._weights = weights
+        self.weights = weights
         self._spectrum_every = spectrum_every
         self._optimizer_name = optimizer_name
         self._pending: list[Weight] = []
@@ -141,7 +142,7 @@ class Treatment:
     @property
     def statistics(self) -> list[StepStatistics]:
         """What was done to each weight, in the order given to `treat`. Reads values from the device."""
-        return [w.statistics() for w in self._weights]
+        return [w.statistics() for w in self.weights]
 
     def remove(self) -> None:
         """End the treatment; the optimizer is then as before. The statistics stay. A second call does nothing."""
@@ -159,8 +160,8 @@ class Treatment:
         self.remove()
 
     def __repr__(self) -> str:
-        names = self._weights[0].name if len(self._weights) == 1 else f"{len(self._weights)} weights"
-        steps = max(w.steps for w in self._weights)
+        names = self.weights[0].name if len(self.weights) == 1 else f"{len(self.weights)} weights"
+        steps = max(w.steps for w in self.weights)
         state = f"{steps} step{'' if steps == 1 else 's'}" + ("" if self._handles else ", removed")
         settings = [
             f"\n  {name}={value}" for name, value in (("gradient", self.gradient), ("lr", self.lr)) if value is not None
@@ -174,14 +175,14 @@ class Treatment:
         for kind in ("gradient", "lr"):
             if getattr(self, kind) is None:
                 continue
-            taken = {id(w.parameter) for t in others if getattr(t, kind) is not None for w in t._weights}
-            for w in self._weights:
+            taken = {id(w.parameter) for t in others if getattr(t, kind) is not None for w in t.weights}
+            for w in self.weights:
                 if id(w.parameter) in taken:
                     raise RuntimeError(
                         f"{w.name} would get two treatments of its {kind}; remove() the first one, or give it once."
                     )
                 taken.add(id(w.parameter))
-        for w in self._weights:
+        for w in self.weights:
             if id(w.parameter) not in groups:
                 raise ValueError(
                     f"{w.name} does not belong to the optimizer, which would never move it. Pass the optimizer that "
@@ -206,10 +207,10 @@ class Treatment:
         # A fused optimizer gets the scaled gradients from a GradScaler and skips the step itself if one is infinite.
         found_inf, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
         if found_inf is not None and found_inf.item():
-            for w in self._weights:
+            for w in self.weights:
                 w.skipped += 1
             return
-        active = [w for w in self._weights if w.has_gradient()]
+        active = [w for w in self.weights if w.has_gradient()]
         if self.gradient is not None and self.gradient.of == "gradient":
             self._orthogonalise_gradients(active, self.gradient, scale)
         if self.lr is not None or (self.gradient is not None and self.gradient.of == "update"):

@@ -84,7 +84,7 @@ def treatment_state(treatment: Treatment) -> list[dict[str, Any]]:
     return [
         {name: getattr(w, name) for name in _COUNTS}
         | {"shortened": w.shortened, "rates": list(w.rates), "spectra": list(w.spectra)}
-        for w in treatment._weights
+        for w in treatment.weights
     ]
 
 
@@ -98,7 +98,7 @@ def load_treatment_state(treatment: Treatment, state: list[dict[str, Any]]) -> N
     Raises:
         ValueError: If the number of weights differs.
     """
-    weights = treatment._weights
+    weights = treatment.weights
     if len(state) != len(weights):
         raise ValueError(
             f"The treatment has {len(weights)} weights, the checkpoint {len(state)}; treat the same weights again."
