@@ -19,8 +19,10 @@ test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at 
 test-slow: .venv/.dev  ## the longer checks that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
-bench: .venv/.dev  ## time everything beside its baselines; results in benchmarks/results
-	$(BIN)/python benchmarks/matrix_functions.py --output benchmarks/results/matrix_functions.json
+bench: .venv/.dev  ## time everything beside its baselines (25 minutes); results in benchmarks/results, pages in docs
+	for name in matrix_functions layers steps training_step inference data; do \
+		$(BIN)/python benchmarks/$$name.py --output benchmarks/results/$$name.json || exit 1; done
+	$(BIN)/python benchmarks/page.py docs/speed.md
 	$(BIN)/python benchmarks/precision.py --output docs/precision.md
 
 docs: .venv/.docs  ## build the documentation in docs/_build

@@ -1,3 +1,5 @@
+"""Fixtures that tests and doctests share."""
+
 import pytest
 import torch
 

@@ -559,3 +559,10 @@ def test_compiled_and_parallel_models():
     parallel = nn.DataParallel(model)
     found = diagnose(parallel, given, F.cross_entropy)
     assert found["conv1"].advice[1].code == "oc.whitening_init_(model.module.conv1, batch[0])"
+
+
+def test_no_global_hook_is_left():
+    """torch.compile warns while there is one."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), DecorrelatedBatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    diagnose(model, torch.randn(8, 3, 4, 4), lambda y: y.square().mean())
+    assert not torch.nn.modules.module._has_any_global_hook()

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
@@ -211,6 +212,8 @@ class Trace:
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+            # torch leaves its mark of a hook with keywords, and then warns of global hooks at each torch.compile.
+            module_hooks._global_forward_hooks_with_kwargs.pop(handle.id, None)
         self._forget()
 
     def _forget(self) -> None:
