@@ -140,7 +140,8 @@ class Guard:
         if self._since:
             if time.monotonic() - self._since >= _ECHO:
                 self._restore()
-                signal.raise_signal(number)
+                # Not by raising the signal again: a shell starts background processes with Ctrl-C ignored.
+                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
             return
         self._received, self._since = number, time.monotonic()
         if os.getpid() == self._process:  # not in the worker processes of a data loader, which inherit this
