@@ -1,6 +1,5 @@
 import copy
 import dataclasses
-import warnings
 
 import pytest
 import torch
@@ -8,7 +7,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from orthocond import NewtonSchulz
 from orthocond.fold import FoldReport, PointwiseConv1d, fold
 from orthocond.lab.backbones import resnet18
 from orthocond.layers import (
@@ -49,6 +47,13 @@ def assert_plain(folded):
     for module in folded.modules():
         assert not isinstance(module, (*WHITENING.values(), *PLAIN.values(), nn.SyncBatchNorm))
         assert not parametrize.is_parametrized(module)
+
+
+def network(pool=None):
+    settings = {"pool": pool, "reduction": 8} if pool else {}
+    model = resnet18(10, stem="cifar", stem_norm=DecorrelatedBatchNorm2d, **settings)
+    orthogonal(model.conv1)
+    return trained(model, 8, 3, 16, 16, dtype=torch.float32)
 
 
 # Values
@@ -393,43 +398,6 @@ def test_an_operation_of_the_user_is_seen():
     model = trained(Model("alone"), 16, 4, 8, 8)
     folded = fold(model, torch.randn(2, 4, 8, 8, dtype=torch.float64))
     assert isinstance(folded.norm, nn.Conv2d)
-
-
-# Export
-
-
-def network(pool=None):
-    settings = {"pool": pool, "reduction": 8} if pool else {}
-    model = resnet18(10, stem="cifar", stem_norm=DecorrelatedBatchNorm2d, **settings)
-    orthogonal(model.conv1)
-    return trained(model, 8, 3, 16, 16, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("pool", [None, CovariancePool2d(), CovariancePool2d(NewtonSchulz())], ids=str)
-def test_export_agrees_for_any_batch(pool):
-    folded = fold(network(pool))
-    x = torch.randn(3, 3, 16, 16)
-    program = torch.export.export(folded, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    for batch in (1, 5):
-        x = torch.randn(batch, 3, 16, 16)
-        torch.testing.assert_close(program.module()(x), folded(x), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("pool", [None, CovariancePool2d(NewtonSchulz())], ids=str)
-def test_onnx_agrees_for_any_batch(pool, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    folded = fold(network(pool))
-    path = tmp_path / "model.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        batch = torch.export.Dim("batch")
-        x = torch.randn(3, 3, 16, 16)
-        torch.onnx.export(folded, (x,), path, dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for batch in (1, 5):
-        x = torch.randn(batch, 3, 16, 16)
-        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), folded(x).detach(), rtol=1e-3, atol=1e-3)
 
 
 # Errors

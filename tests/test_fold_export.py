@@ -1,0 +1,40 @@
+"""Folded models leave torch: torch.export and ONNX."""
+
+import warnings
+
+import pytest
+import torch
+
+from orthocond import NewtonSchulz
+from orthocond.fold import fold
+from orthocond.layers import (
+    CovariancePool2d,
+)
+from tests.test_fold import network
+
+
+@pytest.mark.parametrize("pool", [None, CovariancePool2d(), CovariancePool2d(NewtonSchulz())], ids=str)
+def test_export_agrees_for_any_batch(pool):
+    folded = fold(network(pool))
+    x = torch.randn(3, 3, 16, 16)
+    program = torch.export.export(folded, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for batch in (1, 5):
+        x = torch.randn(batch, 3, 16, 16)
+        torch.testing.assert_close(program.module()(x), folded(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("pool", [None, CovariancePool2d(NewtonSchulz())], ids=str)
+def test_onnx_agrees_for_any_batch(pool, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folded = fold(network(pool))
+    path = tmp_path / "model.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batch = torch.export.Dim("batch")
+        x = torch.randn(3, 3, 16, 16)
+        torch.onnx.export(folded, (x,), path, dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch in (1, 5):
+        x = torch.randn(batch, 3, 16, 16)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), folded(x).detach(), rtol=1e-3, atol=1e-3)
