@@ -1,12 +1,11 @@
 """Hugging Face datasets, without a network: saved to disk, Parquet, streamed."""
 
+import datasets
 import pytest
 import torch
 from data_files import encoded, pixels
 
 from orthocond.lab.data import MissingSplitError, Pipeline, load, load_pair
-
-datasets = pytest.importorskip("datasets", reason="Hugging Face datasets is not installed")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import warnings
 
+import onnxruntime
 import pytest
 import torch
 
@@ -25,7 +26,6 @@ def test_export_agrees_for_any_batch(pool):
 
 @pytest.mark.parametrize("pool", [None, CovariancePool2d(NewtonSchulz())], ids=str)
 def test_onnx_agrees_for_any_batch(pool, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
     folded = fold(network(pool))
     path = tmp_path / "model.onnx"
     with warnings.catch_warnings():

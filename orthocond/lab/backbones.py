@@ -137,8 +137,16 @@ def resnet18(
         >>> model(torch.randn(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    settings = {"stem_norm": stem_norm, "pool": pool, "reduction": reduction, "last_stride": last_stride}
-    return ResNet(False, (2, 2, 2, 2), num_classes, stem=stem, **settings)  # type: ignore[arg-type]
+    return ResNet(
+        False,
+        (2, 2, 2, 2),
+        num_classes,
+        stem=stem,
+        stem_norm=stem_norm,
+        pool=pool,
+        reduction=reduction,
+        last_stride=last_stride,
+    )
 
 
 def resnet50(
@@ -157,5 +165,13 @@ def resnet50(
         >>> model(torch.randn(2, 3, 64, 64)).shape
         torch.Size([2, 10])
     """
-    settings = {"stem_norm": stem_norm, "pool": pool, "reduction": reduction, "last_stride": last_stride}
-    return ResNet(True, (3, 4, 6, 3), num_classes, stem=stem, **settings)  # type: ignore[arg-type]
+    return ResNet(
+        True,
+        (3, 4, 6, 3),
+        num_classes,
+        stem=stem,
+        stem_norm=stem_norm,
+        pool=pool,
+        reduction=reduction,
+        last_stride=last_stride,
+    )

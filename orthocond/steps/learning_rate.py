@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orthocond.matrix._common import check_choice, check_floating
+from orthocond.matrix._common import check_choice, check_floating, without_autocast
 
 _FORMS = ("exact", "newton", "paper")
 
@@ -160,7 +160,7 @@ def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | No
             "optimal_lr needs weight and direction of the same shape (*, m, n); "
             f"got {tuple(weight.shape)} and {tuple(direction.shape)}."
         )
-    with torch.autocast(weight.device.type, enabled=False):
+    with without_autocast(weight.device):
         w, d = weight.double(), direction.double()
         if form == "paper":
             return torch.stack((_inner(w, w), _inner(w, d), _inner(d, d)), -1)

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from orthocond.matrix import inv_sqrtm, polar, square_roots
-from orthocond.matrix._common import check_not_negative, symmetric_part
+from orthocond.matrix._common import check_not_negative, symmetric_part, without_autocast
 from orthocond.matrix.decompose import check_finite_batch
 from orthocond.spectrum import spectrum
 from orthocond.weights._common import (
@@ -204,7 +204,7 @@ class FollowInput:
             x = args[0] if args else kwargs["input"]
             metric = module.get_submodule(f"parametrizations.{self.name}.0.metric")
             assert isinstance(metric, Metric)
-            with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            with torch.no_grad(), without_autocast(x.device):
                 moments = _Moments(module)
                 moments.add(x)
                 moments.synchronise()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from orthocond.matrix._common import at_least_float32, check_choice, check_count
+from orthocond.matrix._common import at_least_float32, check_choice, check_count, without_autocast
 from orthocond.weights._common import eye_like, groups_of, matrices
 
 
@@ -60,7 +60,7 @@ def orthogonality_loss(
     w = w.to(at_least_float32(w.dtype))
     if side is None:
         side = "columns" if form == "squared" and w.shape[-2] > w.shape[-1] else "rows"
-    with torch.autocast(w.device.type, enabled=False):
+    with without_autocast(w.device):
         gram = w @ w.mT if side == "rows" else w.mT @ w
     error = gram - eye_like(gram)
     return error.square().sum() if form == "squared" else torch.linalg.vector_norm(error)

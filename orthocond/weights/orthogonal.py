@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from orthocond.matrix import polar
-from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative
+from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.matrix.decompose import check_finite_batch
 from orthocond.weights._common import (
     check_full_rank,
@@ -56,7 +56,7 @@ class Orthogonal(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the orthogonal weight that the raw one stands for."""
-        with torch.autocast(raw.device.type, enabled=False):
+        with without_autocast(raw.device):
             x = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
             base = self.base.to(x.dtype)
             if x.shape[-2] < x.shape[-1]:

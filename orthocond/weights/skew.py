@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthocond.matrix._common import at_least_float32, check_count
+from orthocond.matrix._common import at_least_float32, check_count, without_autocast
 
 # The power-iterated norms bound the norm of the convolution by this factor times the kernel's side. The authors' 0.7
 # for 3x3 kernels keeps the skew convolution below norm 2.1; the same limit is kept here for other kernels, and the
@@ -126,7 +126,7 @@ class SkewOrthogonalConv2d(nn.Module):
 
     def kernel(self) -> Tensor:
         """The skew-symmetric kernel of the series, after division by its norm."""
-        with torch.autocast(self.weight.device.type, enabled=False):
+        with without_autocast(self.weight.device):
             skew = _skew(self.weight.to(at_least_float32(self.weight.dtype)))
             norms = torch.stack([self._norm(skew, index) for index in range(len(_FOUR))])
             scale = min(1.0, _NORM_LIMIT / self.kernel_size)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthocond.matrix._common import at_least_float32, check_count
+from orthocond.matrix._common import at_least_float32, check_count, without_autocast
 from orthocond.weights._common import find_parameter, groups_of, matrices, register
 
 # Smallest norm that is divided by, as in torch: a weight that becomes zero gives zero, not NaN.
@@ -35,7 +35,7 @@ class SpectralNorm(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the raw weight divided by its largest singular value."""
-        with torch.autocast(raw.device.type, enabled=False):
+        with without_autocast(raw.device):
             w = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
             if self.training:
                 self._iterate(w.detach())
