@@ -1,0 +1,267 @@
+"""EigenGAN: a generator with a linear subspace at every resolution (paper: section 6.2)."""
+
+import torch
+from torch import Tensor, nn
+
+from orthocond.gans._common import check_images, check_latent, check_size, normal
+from orthocond.matrix._common import check_count
+
+_SLOPE = 0.2
+
+
+class SubspaceLayer(nn.Module):
+    r"""A point of a linear subspace: :math:`\phi = (l \circ z)\, U + \mu`.
+
+    The weight is U, one row for each direction, so that `treat`, `orthogonal`, `orthogonality_loss` and `matrix_view`
+    act on it as on the weight of any layer.
+
+    Args:
+        directions: Dimension of the subspace.
+        features: Dimension of the space that it lies in.
+
+    Attributes:
+        weight: U ``(directions, features)``; orthonormal rows at the start.
+        scale: l ``(directions,)``; 3 · directions, ..., 6, 3 at the start, as in the original.
+        mean: μ ``(features,)``; zeros at the start.
+
+    Raises:
+        ValueError: If there are more directions than features.
+
+    Example:
+        >>> layer = SubspaceLayer(3, 8)
+        >>> layer(torch.randn(5, 3)).shape
+        torch.Size([5, 8])
+        >>> layer.importance
+        tensor([9.0000, 6.0000, 3.0000])
+    """
+
+    def __init__(self, directions: int, features: int) -> None:
+        super().__init__()
+        check_count(directions, "SubspaceLayer(directions=...)", 1)
+        check_count(features, "SubspaceLayer(features=...)", 1)
+        if directions > features:
+            raise ValueError(
+                f"A subspace of {directions} directions needs at least as many dimensions; the layer has {features}. "
+                "Use fewer directions or wider layers."
+            )
+        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(directions, features)))
+        self.scale = nn.Parameter(3.0 * torch.arange(directions, 0, -1))
+        self.mean = nn.Parameter(torch.zeros(features))
+
+    @property
+    def importance(self) -> Tensor:
+        """How far one unit of each latent moves the features: ``|l_i| · ‖U_i‖``, detached."""
+        return (self.scale.abs() * torch.linalg.vector_norm(self.weight, dim=1)).detach()
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Map latents ``(N, directions)`` to features ``(N, features)``."""
+        return (self.scale * z) @ self.weight + self.mean
+
+    def extra_repr(self) -> str:
+        directions, features = self.weight.shape
+        return f"directions={directions}, features={features}"
+
+
+class EigenBlock(nn.Module):
+    """Double the resolution, with the point of a subspace added before each of two convolutions.
+
+    Args:
+        directions: Dimension of the subspace.
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        resolution: Height and width of the input.
+    """
+
+    def __init__(self, directions: int, in_channels: int, out_channels: int, resolution: int) -> None:
+        super().__init__()
+        self.shape = (in_channels, resolution, resolution)
+        self.subspace = SubspaceLayer(directions, in_channels * resolution**2)
+        self.subspace_conv1 = nn.ConvTranspose2d(in_channels, in_channels, 1)
+        self.subspace_conv2 = _double(in_channels, out_channels)
+        self.feature_conv1 = nn.Sequential(nn.LeakyReLU(_SLOPE), _double(in_channels, out_channels))
+        self.feature_conv2 = nn.Sequential(
+            nn.LeakyReLU(_SLOPE), nn.ConvTranspose2d(out_channels, out_channels, 3, padding=1)
+        )
+
+    def forward(self, h: Tensor, z: Tensor) -> Tensor:
+        """Map features ``(N, in, r, r)`` and latents ``(N, directions)`` to features ``(N, out, 2r, 2r)``."""
+        phi = self.subspace(z).unflatten(1, self.shape)
+        h = self.feature_conv1(h + self.subspace_conv1(phi))
+        return self.feature_conv2(h + self.subspace_conv2(phi))
+
+
+def _double(in_channels: int, out_channels: int) -> nn.Module:
+    return nn.ConvTranspose2d(in_channels, out_channels, 3, stride=2, padding=1, output_padding=1)
+
+
+class EigenGenerator(nn.Module):
+    r"""The generator of EigenGAN: noise grows into an image, and each block adds a point of its own subspace.
+
+    The latents z are the coordinates in these subspaces, layer after layer, from coarse to fine; the noise ε explains
+    what is left. At block i, which doubles the resolution r, with C channels :math:`\min(max, base \cdot 2^{n-i})`,
+
+    .. math::
+
+        \phi_i = (l_i \circ z_i)\, U_i + \mu_i, \quad
+        h \leftarrow f_{i1}(h + s_{i1}(\phi_i)), \quad h \leftarrow f_{i2}(h + s_{i2}(\phi_i)),
+
+    with transposed convolutions f after a leaky ReLU and s without. There is no normalisation.
+
+    The noise is drawn anew at each call from torch's random state, unless it is given: pass ``noise`` or ``generator``,
+    or call `same_noise` where several latents need the same one.
+
+    Args:
+        size: Height and width of the images, a power of two of at least 8; there are log2(size) - 2 blocks.
+        directions: Dimension of each subspace.
+        noise_dim: Dimension of ε. With few images or steps take it small, 16 to 64: else ε explains everything.
+        base_channels: Channels at full resolution.
+        max_channels: Limit of the channels.
+        image_channels: Channels of the images.
+
+    Attributes:
+        blocks: The `EigenBlock`\ s.
+        subspaces: Their `SubspaceLayer`\ s, whose weights the treatments act on.
+        layers: Number of blocks.
+        directions: Dimension of each subspace.
+        z_dim: Number of latents, ``layers * directions``.
+        noise_dim: Dimension of the noise.
+
+    Raises:
+        ValueError: If the size is not a power of two, or there are more directions than dimensions.
+
+    Example:
+        >>> from orthocond.gans import EigenGenerator
+        >>> g = EigenGenerator(size=32, directions=4, noise_dim=16, base_channels=8)
+        >>> g(torch.randn(2, g.z_dim)).shape
+        torch.Size([2, 3, 32, 32])
+        >>> [tuple(s.weight.shape) for s in g.subspaces]
+        [(4, 1024), (4, 2048), (4, 4096)]
+        >>> g.importance.shape
+        torch.Size([3, 4])
+
+    References:
+        He, Kan, Shan: *EigenGAN* (2021). Song, Sebe, Wang (2022), section 6.2.
+    """
+
+    def __init__(
+        self,
+        size: int = 128,
+        directions: int = 6,
+        noise_dim: int = 512,
+        base_channels: int = 16,
+        max_channels: int = 512,
+        *,
+        image_channels: int = 3,
+    ) -> None:
+        super().__init__()
+        self.layers = check_size(size, "EigenGenerator")
+        self.size, self.directions, self.noise_dim = size, directions, noise_dim
+        self.z_dim = self.layers * directions
+        counts = {"directions": directions, "noise_dim": noise_dim, "base_channels": base_channels}
+        counts |= {"max_channels": max_channels, "image_channels": image_channels}
+        for name, count in counts.items():
+            check_count(count, f"EigenGenerator({name}=...)", 1)
+        channels = [min(max_channels, base_channels * 2 ** (self.layers - i)) for i in range(self.layers + 1)]
+        self.fc = nn.Linear(noise_dim, 16 * channels[0])
+        self.blocks = nn.ModuleList(
+            EigenBlock(directions, channels[i], channels[i + 1], 4 * 2**i) for i in range(self.layers)
+        )
+        self.to_rgb = nn.Sequential(
+            nn.LeakyReLU(_SLOPE), nn.Conv2d(channels[-1], image_channels, 7, padding=3), nn.Tanh()
+        )
+
+    @property
+    def subspaces(self) -> list[SubspaceLayer]:
+        """The subspace of each block, from coarse to fine."""
+        return [block.subspace for block in self.blocks]  # type: ignore[misc]
+
+    @property
+    def importance(self) -> Tensor:
+        """Importance ``(layers, directions)`` of each direction, ``|l| · ‖U‖``; flatten it to match the latents."""
+        return torch.stack([subspace.importance for subspace in self.subspaces])
+
+    def sample_noise(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw noise ``(count, noise_dim)`` on the device of the model."""
+        return normal((count, self.noise_dim), self.fc.weight, generator)
+
+    def forward(self, z: Tensor, noise: Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw images.
+
+        Args:
+            z: Latents ``(N, z_dim)``, layer after layer, or ``(N, layers, directions)``.
+            noise: ``(N, noise_dim)``, or ``(noise_dim,)`` or ``(1, noise_dim)`` for all images; drawn if None.
+            generator: Draws the noise instead of torch's random state.
+
+        Returns:
+            Images ``(N, image_channels, size, size)`` in [-1, 1].
+
+        Raises:
+            TypeError: If an argument is not a floating-point tensor.
+            ValueError: If shapes do not match, or both ``noise`` and ``generator`` are given.
+        """
+        if isinstance(z, Tensor) and z.ndim == 3 and tuple(z.shape[1:]) == (self.layers, self.directions):
+            z = z.flatten(1)
+        z = check_latent(z, self.z_dim, "EigenGenerator")
+        if noise is None:
+            noise = self.sample_noise(len(z), generator=generator)
+        elif generator is not None:
+            raise ValueError("EigenGenerator needs noise or a generator to draw it with; got both.")
+        elif (
+            noise.shape[-1:] != (self.noise_dim,)
+            or noise.ndim > 2
+            or (noise.ndim == 2 and len(noise) not in (1, len(z)))
+        ):
+            raise ValueError(
+                f"EigenGenerator needs noise ({len(z)}, {self.noise_dim}), or ({self.noise_dim},) for all images; got "
+                f"shape {tuple(noise.shape)}."
+            )
+        h = self.fc(noise.expand(len(z), self.noise_dim)).unflatten(1, (-1, 4, 4))
+        for block, coordinates in zip(self.blocks, z.split(self.directions, dim=1), strict=True):
+            h = block(h, coordinates)
+        return self.to_rgb(h)
+
+
+class EigenDiscriminator(nn.Module):
+    """The discriminator of EigenGAN: convolutions and leaky ReLUs, no normalisation.
+
+    A 7x7 convolution; log2(size) - 2 times a 3x3 convolution and one of stride 2 that doubles the channels; one more;
+    two linear layers on the 4 x 4 features.
+
+    Args:
+        size: Height and width of the images, a power of two of at least 8.
+        base_channels: Channels at full resolution.
+        max_channels: Limit of the channels.
+        image_channels: Channels of the images.
+
+    Raises:
+        ValueError: If the size is not a power of two, or images have another shape.
+
+    Example:
+        >>> from orthocond.gans import EigenDiscriminator
+        >>> EigenDiscriminator(size=32)(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self, size: int = 128, base_channels: int = 16, max_channels: int = 512, *, image_channels: int = 3
+    ) -> None:
+        super().__init__()
+        blocks = check_size(size, "EigenDiscriminator")
+        counts = {"base_channels": base_channels, "max_channels": max_channels, "image_channels": image_channels}
+        for name, count in counts.items():
+            check_count(count, f"EigenDiscriminator({name}=...)", 1)
+        self.size, self.image_channels = size, image_channels
+        channels = min(max_channels, base_channels)
+        layers: list[nn.Module] = [nn.Conv2d(image_channels, channels, 7, padding=3), nn.LeakyReLU(_SLOPE)]
+        for _ in range(blocks):
+            wider = min(max_channels, 2 * channels)
+            layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.LeakyReLU(_SLOPE)]
+            layers += [nn.Conv2d(channels, wider, 3, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
+            channels = wider
+        layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.Flatten()]
+        layers += [nn.Linear(16 * channels, channels), nn.LeakyReLU(_SLOPE), nn.Linear(channels, 1)]
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images ``(N, image_channels, size, size)`` to logits ``(N,)``."""
+        return self.net(check_images(images, self.image_channels, self.size, "EigenDiscriminator")).flatten()
