@@ -18,7 +18,7 @@ class ResNet(nn.Module):
 
     Args:
         bottleneck: Whether blocks are 1x1, 3x3, 1x1 convolutions with 4 times the width at the end, else two 3x3.
-        depths: Number of blocks in each of the four stages.
+        depths: Number of blocks in each stage.
         num_classes: Number of outputs.
         stem: ``"imagenet"``: 7x7 convolution of stride 2 and max-pooling. ``"cifar"``: 3x3 convolution of stride 1.
         stem_norm: Makes the norm layer after the first convolution from its number of channels, for example
@@ -27,20 +27,17 @@ class ResNet(nn.Module):
             batch normalisation and ReLU.
         reduction: Number of channels whose covariance is pooled.
         last_stride: Stride of the last stage: 2, or 1 for four times as many positions to pool.
+        width: Width of the first stage; each stage has twice that of the one before. The stem has 64 channels whatever
+            the width is.
 
     Raises:
         ValueError: If a setting is not valid.
     """
 
-    layer1: nn.Sequential
-    layer2: nn.Sequential
-    layer3: nn.Sequential
-    layer4: nn.Sequential
-
     def __init__(
         self,
         bottleneck: bool,
-        depths: tuple[int, int, int, int],
+        depths: tuple[int, ...],
         num_classes: int = 1000,
         *,
         stem: str = "imagenet",
@@ -48,9 +45,13 @@ class ResNet(nn.Module):
         pool: CovariancePool2d | None = None,
         reduction: int = 256,
         last_stride: int = 2,
+        width: int = 64,
     ) -> None:
         super().__init__()
         check_choice(stem, "ResNet(stem=...)", _STEMS)
+        check_count(width, "ResNet(width=...)", 1)
+        if not depths:
+            raise ValueError("ResNet(depths=...) needs at least one stage; got none.")
         check_count(num_classes, "ResNet(num_classes=...)", 1)
         check_count(reduction, "ResNet(reduction=...)", 1)
         if last_stride not in (1, 2):
@@ -61,12 +62,14 @@ class ResNet(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
         channels = 64
+        self._stages = [f"layer{stage + 1}" for stage in range(len(depths))]
         for stage, depth in enumerate(depths):
-            stride = (1, 2, 2, last_stride)[stage]
-            blocks = [_Block(channels, 64 * 2**stage, stride, bottleneck)]
+            check_count(depth, "ResNet(depths=...)", 1)
+            stride = 1 if stage == 0 else last_stride if stage == len(depths) - 1 else 2
+            blocks = [_Block(channels, width * 2**stage, stride, bottleneck)]
             channels = blocks[0].out_channels
-            blocks += [_Block(channels, 64 * 2**stage, 1, bottleneck) for _ in range(depth - 1)]
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+            blocks += [_Block(channels, width * 2**stage, 1, bottleneck) for _ in range(depth - 1)]
+            self.add_module(self._stages[stage], nn.Sequential(*blocks))
         if pool is None:
             self.reduce: nn.Module = nn.Identity()
             self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
@@ -84,7 +87,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in self._stages:
+            x = self.get_submodule(stage)(x)
         return self.fc(torch.flatten(self.avgpool(self.reduce(x)), 1))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from orthocond.matrix._common import check_choice, check_count
 
 # Expansion of the width, channels, number of blocks, stride of the first.
-_STAGES = (
+STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
     (6, 32, 3, 2),
@@ -57,6 +57,8 @@ class MobileNetV2(nn.Module):
         num_classes: Number of outputs.
         stem: ``"imagenet"``: the first convolution has stride 2. ``"cifar"``: it has stride 1.
         stem_norm: Makes the norm layer after the first convolution from its number of channels.
+        stages: Expansion of the width, channels, number of blocks and stride of the first, for each stage.
+        features: Number of channels before the classifier.
 
     Raises:
         ValueError: If a setting is not valid.
@@ -72,19 +74,21 @@ class MobileNetV2(nn.Module):
         *,
         stem: str = "imagenet",
         stem_norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+        stages: tuple[tuple[int, int, int, int], ...] = STAGES,
+        features: int = 1280,
     ) -> None:
         super().__init__()
         check_choice(stem, "MobileNetV2(stem=...)", ("imagenet", "cifar"))
         check_count(num_classes, "MobileNetV2(num_classes=...)", 1)
         layers: list[nn.Module] = [_unit(3, 32, 3, 2 if stem == "imagenet" else 1, norm=stem_norm)]
         channels = 32
-        for expansion, width, depth, stride in _STAGES:
+        for expansion, width, depth, stride in stages:
             for i in range(depth):
                 layers.append(_InvertedResidual(channels, width, stride if i == 0 else 1, expansion))
                 channels = width
-        layers.append(_unit(channels, 1280, 1))
+        layers.append(_unit(channels, features, 1))
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, num_classes))
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(features, num_classes))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")

@@ -186,6 +186,14 @@ class ConditionMonitor:
         else:
             self._detach()
 
+    def state_dict(self) -> dict[str, int]:
+        """What a resumed training needs to go on recording at the same steps; the history is not in it."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Count steps from where `state_dict` was taken."""
+        self._step = state["step"]
+
     def __repr__(self) -> str:
         state = "running" if self._handles else "stopped"
         return f"ConditionMonitor of {', '.join(self._watched)}, every={self.every}, {self._step} steps, {state}"

@@ -1,0 +1,139 @@
+"""Networks by name or from a user's factory, with the SVD layer and the layer before it."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from orthocond.lab.backbones import ResNet
+from orthocond.lab.data.options import nearest
+from orthocond.lab.densenet import DenseNet121
+from orthocond.lab.methods import parts, solver
+from orthocond.lab.mobilenet import STAGES, MobileNetV2
+from orthocond.lab.presets import Method, Model
+from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer, convert_batchnorm
+from orthocond.monitor import pre_svd_layer
+
+BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2")
+
+
+class Network(NamedTuple):
+    """A network and the names of its two layers of interest; None where there is none."""
+
+    module: nn.Module
+    svd_layer: str | None
+    pre_svd: str | None
+
+
+def build(model: Model, method: Method, classes: int, batch: Tensor) -> Network:
+    """Make the network of a configuration, without treatments yet.
+
+    Args:
+        model: Which network.
+        method: Which method: without SVD layer for ``bn``, with its solver otherwise.
+        classes: Number of classes.
+        batch: Some images, to find the Pre-SVD layer of a network that we do not know.
+
+    Raises:
+        ValueError: If there is no such network or layer.
+        TypeError: If a factory does not return a module.
+    """
+    plain = "bn" in parts(method.name)
+    if ":" in model.name:
+        return _of_user(model, method, classes, batch, plain)
+    if model.name not in BACKBONES:
+        raise ValueError(
+            f"There is no network {model.name!r}.{nearest(model.name, BACKBONES)} There are: {', '.join(BACKBONES)}, "
+            "and package.module:function of your own."
+        )
+    if model.application == "gcp":
+        if not model.name.startswith("resnet"):
+            raise ValueError(f"Covariance pooling is built into the ResNets; {model.name} has none.")
+        pool = None if plain else CovariancePool2d(solver=solver(method))
+        return Network(_resnet(model, classes, nn.BatchNorm2d, pool), *((None, None) if plain else _PLACES["gcp"]))
+    norm: Callable[[int], nn.Module] = nn.BatchNorm2d
+    if not plain:
+        norm = functools.partial(DecorrelatedBatchNorm2d, solver=solver(method))
+    svd_layer, pre_svd = _PLACES[model.name.rstrip("0123456789")]
+    return Network(_backbone(model, classes, norm), None if plain else svd_layer, pre_svd)
+
+
+# The SVD layer and the layer before it.
+_PLACES = {
+    "gcp": ("avgpool", "reduce.0"),
+    "resnet": ("bn1", "conv1"),
+    "densenet": ("features.norm0", "features.conv0"),
+    "mobilenetv": ("features.0.1", "features.0.0"),
+}
+
+
+def _backbone(model: Model, classes: int, norm: Callable[[int], nn.Module]) -> nn.Module:
+    if model.name == "densenet121":
+        sizes = {"depths": model.depths} if model.depths else {}
+        return DenseNet121(classes, stem=model.stem, stem_norm=norm, growth=model.width or 32, **sizes)
+    if model.name == "mobilenetv2":
+        depths = model.depths or tuple(depth for _, _, depth, _ in STAGES)
+        stages = tuple((e, c, depth, s) for depth, (e, c, _, s) in zip(depths, STAGES, strict=False))
+        return MobileNetV2(classes, stem=model.stem, stem_norm=norm, stages=stages, features=model.width or 1280)
+    return _resnet(model, classes, norm, None)
+
+
+def _resnet(model: Model, classes: int, norm: Callable[[int], nn.Module], pool: CovariancePool2d | None) -> ResNet:
+    bottleneck = model.name == "resnet50"
+    return ResNet(
+        bottleneck,
+        model.depths or ((3, 4, 6, 3) if bottleneck else (2, 2, 2, 2)),
+        classes,
+        stem=model.stem,
+        stem_norm=norm,
+        pool=pool,
+        reduction=model.reduction,
+        last_stride=model.last_stride,
+        width=model.width or 64,
+    )
+
+
+def _of_user(model: Model, method: Method, classes: int, batch: Tensor, plain: bool) -> Network:
+    module = _factory(model.name)(classes)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{model.name} has to return a torch.nn.Module; it returned {type(module).__name__}.")
+    layers = dict(module.named_modules())
+    name = model.meta_layer
+    if name is None:
+        found = [n for n, layer in layers.items() if isinstance(layer, SVDLayer)]
+        if len(found) != 1 or plain:
+            norms = [n for n, layer in layers.items() if isinstance(layer, nn.BatchNorm2d)]
+            raise ValueError(
+                f"{model.name} has {len(found)} SVD layers{'' if not found else ': ' + ', '.join(found)}. Name the one "
+                f"to treat, or the batch normalisation to replace, by --model.meta-layer; it has "
+                f"{', '.join(norms) or 'no BatchNorm2d'}."
+            )
+        name = found[0]
+    if name not in layers:
+        raise ValueError(f"{model.name} has no layer {name!r}.{nearest(name, layers)}")
+    if isinstance(layers[name], SVDLayer) and plain:
+        raise ValueError(f"The method bn needs a network with a batch normalisation; {name} is an SVD layer.")
+    if isinstance(layers[name], SVDLayer):
+        layers[name].solver = solver(method)
+    elif not plain:
+        convert_batchnorm(module, [name], solver=solver(method))
+    pre_svd = model.pre_svd or pre_svd_layer(module, name, batch).name
+    if pre_svd not in layers:
+        raise ValueError(f"{model.name} has no layer {pre_svd!r}.{nearest(pre_svd, layers)}")
+    return Network(module, None if plain else name, pre_svd)
+
+
+def _factory(name: str) -> Callable[[int], nn.Module]:
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ImportError as error:
+        raise ValueError(
+            f"--model.name {name}: there is no module {module} ({error}). Give package.module:function of a module "
+            "that Python finds, for example one in the current directory."
+        ) from error
+    except AttributeError as error:
+        raise ValueError(f"--model.name {name}: {module} has no {function}.") from error
+    return found
