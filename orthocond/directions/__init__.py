@@ -1,0 +1,23 @@
+"""Directions of a generator's latent space, and pictures of them (paper: section 5.1)."""
+
+from orthocond.directions.basis import Directions, axes, effect_sizes
+from orthocond.directions.factorise import eigengan_directions, sefa
+from orthocond.directions.jacobian import jacobian_directions
+from orthocond.directions.regions import region_directions
+from orthocond.directions.render import compare, gif, grid, strip
+from orthocond.directions.traverse import traverse
+
+__all__ = [
+    "axes",
+    "compare",
+    "Directions",
+    "effect_sizes",
+    "eigengan_directions",
+    "gif",
+    "grid",
+    "jacobian_directions",
+    "region_directions",
+    "sefa",
+    "strip",
+    "traverse",
+]

@@ -1,0 +1,295 @@
+"""Directions of a latent space: unit vectors with their importance, and which of them are arbitrary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from orthocond.directions._generator import (
+    ImageGenerator,
+    Region,
+    check_mask,
+    draws_noise,
+    generate,
+    latents,
+)
+from orthocond.matrix._common import check_count, check_floating, check_not_negative
+
+TIE_TOL = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Directions:
+    r"""Unit directions of a latent space, the most important first.
+
+    Eigenvectors of equal eigenvalues are any rotation of each other: where a weight is orthogonal, as the paper wants
+    it, the directions of `sefa` are arbitrary. So importances that are equal count as `ties`, and a group of ties is a
+    subspace, not a list of meanings. Neighbours tie where :math:`\lambda_i - \lambda_{i+1} \le t \lambda_i`, or where
+    both are zero up to rounding; what ties in a chain is one group.
+
+    Args:
+        vectors: Unit rows ``(k, z_dim)``.
+        importance: ``(k,)``, not negative, descending; what it measures depends on the method.
+        names: One for each direction; none at all takes ``"0"``, ``"1"``, …
+        method: Where they come from, for titles.
+        tie_tol: The tolerance t; None where the method fixes the basis, so that equal importances mean nothing.
+        effect: Measured effect sizes ``(k,)``; see `effect_sizes`.
+
+    Raises:
+        TypeError: If vectors or importance are not real floating-point tensors.
+        ValueError: If there are more directions than dimensions, rows are not of unit length, shapes do not fit, or
+            importances are negative, not finite or not sorted.
+
+    Example:
+        >>> from orthocond.directions import Directions
+        >>> found = Directions(torch.eye(4)[:3], torch.tensor([5.0, 2.0, 1.999]), method="sefa")
+        >>> found.ties
+        ((1, 2),)
+        >>> print(found)
+        sefa: 3 directions of 4 dimensions
+          name  importance  share
+          0              5  55.6%
+          1              2  22.2%  tied with 2
+          2          1.999  22.2%  tied with 1
+    """
+
+    vectors: Tensor
+    importance: Tensor
+    names: tuple[str, ...] = ()
+    method: str = "directions"
+    tie_tol: float | None = TIE_TOL
+    effect: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        vectors = check_floating(self.vectors, "Directions(vectors=...)").detach()
+        importance = check_floating(self.importance, "Directions(importance=...)").detach()
+        if vectors.ndim != 2 or not vectors.numel():
+            raise ValueError(f"Directions needs vectors of shape (k, z_dim); got {tuple(vectors.shape)}.")
+        k, z_dim = vectors.shape
+        if k > z_dim:
+            raise ValueError(f"Directions needs at most as many directions as dimensions, {z_dim}; got {k}.")
+        worst = float((vectors.double().norm(dim=1) - 1).abs().max())
+        if not worst < 1e-3:
+            raise ValueError(
+                f"Directions needs rows of length 1; one is off by {worst:.3g}. "
+                "Use torch.nn.functional.normalize(vectors, dim=1)."
+            )
+        _check_sizes("importance", importance, k)
+        if bool((importance.diff() > 0).any()):
+            raise ValueError(
+                f"Directions needs importances in descending order; got {importance.tolist()}. "
+                "Sort vectors and importances with importance.argsort(descending=True)."
+            )
+        names = tuple(map(str, self.names or range(k)))
+        if len(names) != k:
+            raise ValueError(f"Directions needs one name for each of {k} directions; got {len(names)}.")
+        if self.tie_tol is not None:
+            check_not_negative(self.tie_tol, "Directions(tie_tol=...)")
+        if self.effect is not None:
+            _check_sizes("effect", check_floating(self.effect, "Directions(effect=...)"), k)
+        object.__setattr__(self, "vectors", vectors)
+        object.__setattr__(self, "importance", importance)
+        object.__setattr__(self, "names", names)
+
+    @property
+    def z_dim(self) -> int:
+        """Number of latent dimensions."""
+        return self.vectors.shape[1]
+
+    @property
+    def ties(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of indices whose importances are equal: each spans a subspace in which any rotation is as good."""
+        if self.tie_tol is None:
+            return ()
+        values = self.importance.double().tolist()
+        rounding = self.z_dim * torch.finfo(self.importance.dtype).eps * values[0]
+        groups = [[0]]
+        for i in range(1, len(values)):
+            if values[i - 1] - values[i] <= max(self.tie_tol * values[i - 1], rounding):
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+        return tuple(tuple(group) for group in groups if len(group) > 1)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int | slice | Sequence[int]) -> "Directions":
+        """Some of the directions, in their order. Ties are those among them."""
+        rows = list(range(len(self)))
+        if isinstance(index, slice):
+            rows = rows[index]
+        else:
+            rows = sorted(rows[i] for i in ([index] if isinstance(index, int) else index))
+        if not rows:
+            raise ValueError(f"Directions needs at least one of its {len(self)} directions; {index!r} selects none.")
+        return replace(
+            self,
+            vectors=self.vectors[rows],
+            importance=self.importance[rows],
+            names=tuple(self.names[i] for i in rows),
+            effect=None if self.effect is None else self.effect[rows],
+        )
+
+    def measure(
+        self, generator: ImageGenerator, z: Tensor | int = 64, *, step: float = 1.0, batch_size: int = 64, seed: int = 0
+    ) -> "Directions":
+        """The same directions with their `effect_sizes`."""
+        effect = effect_sizes(generator, self, z, step=step, batch_size=batch_size, seed=seed)
+        return replace(self, effect=effect)
+
+    def __str__(self) -> str:
+        total = float(self.importance.sum()) or 1.0
+        partners = {i: [j for j in group if j != i] for group in self.ties for i in group}
+        rows = [["name", "importance", "share", *([] if self.effect is None else ["effect"]), ""]]
+        for i, name in enumerate(self.names):
+            value = float(self.importance[i])
+            effect = [] if self.effect is None else [f"{float(self.effect[i]):.3g}"]
+            tied = "tied with " + _few(partners[i]) if i in partners else ""
+            rows.append([name, f"{value:.4g}", f"{value / total:.1%}", *effect, tied])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join([f"  {row[0]:<{widths[0]}}", *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]]).rstrip()
+            for row in rows
+        ]
+        return "\n".join([f"{self.method}: {len(self)} directions of {self.z_dim} dimensions", *lines])
+
+
+def _few(indices: list[int]) -> str:
+    shown = ", ".join(map(str, indices[:6]))
+    return shown if len(indices) <= 6 else f"{shown}, … ({len(indices)} in all)"
+
+
+def _check_sizes(name: str, values: Tensor, k: int) -> None:
+    if values.shape != (k,):
+        raise ValueError(f"Directions({name}=...) needs one number for each of {k} directions; got {values.shape}.")
+    if not bool((values.isfinite() & (values >= 0)).all()):
+        raise ValueError(f"Directions({name}=...) needs finite numbers of at least 0; got {values.tolist()}.")
+
+
+def from_eigenvectors(values: Tensor, columns: Tensor, k: int | None, method: str, tie_tol: float) -> Directions:
+    """Directions from eigenvalues and eigenvectors in columns, in any order.
+
+    Rounding may leave a zero eigenvalue below 0. The sign of an eigenvector is arbitrary: its largest entry is made
+    positive, so that the same weight gives the same directions on every machine.
+    """
+    order = values.argsort(descending=True, stable=True)[:k]
+    rows = columns.mT[order]
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+    names = tuple(f"{method} {i}" for i in range(len(rows)))
+    return Directions(rows * largest.sign(), values[order].clamp_min(0), names, method, tie_tol)
+
+
+def check_k(k: int | None, z_dim: int, name: str) -> None:
+    """Raise if ``k`` is not a possible number of directions."""
+    if k is None:
+        return
+    check_count(k, f"{name}(k=...)", 1)
+    if k > z_dim:
+        raise ValueError(f"{name} can give at most as many directions as latent dimensions, {z_dim}; got k={k}.")
+
+
+def direction_rows(directions: Directions | Tensor, z: Tensor, name: str) -> Tensor:
+    """The unit rows of directions, or of a plain tensor of them, for latents ``z``."""
+    if not isinstance(directions, Directions):
+        directions = Directions(directions, torch.ones(len(directions)), tie_tol=None)
+    if directions.z_dim != z.shape[1]:
+        raise ValueError(
+            f"{name} needs directions of the generator's {z.shape[1]} latent dimensions; got {directions.z_dim}."
+        )
+    return directions.vectors.to(z)
+
+
+def effect_sizes(
+    generator: ImageGenerator,
+    directions: Directions | Tensor,
+    z: Tensor | int = 64,
+    *,
+    step: float = 1.0,
+    mask: Region | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Tensor:
+    r"""How much an image changes on average for each sigma along a direction.
+
+    .. math:: e(n) = \Bigl(\operatorname{mean}_{z, \text{pixels}}
+        \bigl(\tfrac{G(z + s n) - G(z - s n)}{2 s}\bigr)^2\Bigr)^{1/2}
+
+    The unit is that of pixels, which go from -1 to 1. For a linear generator it is the root of the importance that
+    `jacobian_directions` gives. Importances of different methods cannot be compared; effect sizes can.
+
+    Args:
+        generator: Any callable with ``z_dim``.
+        directions: Directions, or unit rows ``(k, z_dim)``.
+        z: Latents ``(n, z_dim)``, or how many to draw from N(0, I).
+        step: s in sigma: small for the local effect, 2 or 3 for the effect of a traversal.
+        mask: Region, a mask ``(H, W)`` or ``(center_row, center_col, height, width)``: only its pixels count.
+        batch_size: Images in one call of the generator.
+        seed: Of the drawn latents.
+
+    Returns:
+        ``(k,)``.
+
+    Raises:
+        TypeError: If the generator is not a callable with ``z_dim``.
+        ValueError: If shapes do not fit, a setting is not valid, or the generator has noise that does not
+            come from torch's random state.
+
+    Example:
+        >>> from orthocond.directions import axes, effect_sizes
+        >>> class Painter:
+        ...     z_dim = 2
+        ...     def __call__(self, z):
+        ...         return torch.stack([z[:, :1].expand(-1, 4), z[:, 1:].expand(-1, 4) / 4], 1)[:, None]
+        >>> effect_sizes(Painter(), axes(2))
+        tensor([0.7071, 0.1768])
+        >>> effect_sizes(Painter(), axes(2), mask=torch.tensor([[True], [False]]).expand(2, 4))
+        tensor([1., 0.])
+    """
+    z = latents(generator, z, "effect_sizes", seed)
+    rows = direction_rows(directions, z, "effect_sizes")
+    if not 0 < step < float("inf"):
+        raise ValueError(f"effect_sizes(step=...) needs a finite number above 0; got {step!r}.")
+    draws_noise(generator, z, "effect_sizes")
+    sizes = []
+    for n in rows:
+        change = generate(generator, z + step * n, batch_size) - generate(generator, z - step * n, batch_size)
+        if mask is not None:
+            change = change[..., check_mask(mask, change, "effect_sizes")]
+        sizes.append((change.double() / (2 * step)).square().mean().sqrt())
+    return torch.stack(sizes).to(rows)
+
+
+def axes(z_dim: int, importance: Tensor | None = None, *, method: str = "axes") -> Directions:
+    """The coordinate directions of a latent space, sorted by importance if one is given.
+
+    The basis is given, not found as eigenvectors, so equal importances are no ties. Where a weight is orthogonal, and
+    `sefa` has nothing to choose by, these are the directions that training chose.
+
+    Args:
+        z_dim: Number of latent dimensions.
+        importance: ``(z_dim,)``, such as effect sizes; None gives 1 to each.
+        method: Name of the method in titles.
+
+    Returns:
+        Directions named ``z0``, ``z1``, … after their coordinate.
+
+    Raises:
+        ValueError: If ``z_dim`` is not a positive number or the importances do not fit.
+
+    Example:
+        >>> from orthocond.directions import axes
+        >>> axes(3, torch.tensor([0.1, 0.7, 0.2])).names
+        ('z1', 'z2', 'z0')
+    """
+    check_count(z_dim, "axes(z_dim=...)", 1)
+    if importance is None:
+        importance = torch.ones(z_dim)
+    importance = check_floating(importance, "axes(importance=...)").detach()
+    _check_sizes("importance", importance, z_dim)
+    order = importance.argsort(descending=True, stable=True)
+    eye = torch.eye(z_dim, dtype=importance.dtype, device=importance.device)
+    names = tuple(f"z{i}" for i in order.tolist())
+    return Directions(eye[order], importance[order], names, method, tie_tol=None)

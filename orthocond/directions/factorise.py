@@ -1,0 +1,151 @@
+"""Directions in closed form: SeFa's eigenvectors of the first projection, and EigenGAN's own basis (section 5.1)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from orthocond.directions._generator import z_dim_of
+from orthocond.directions.basis import TIE_TOL, Directions, axes, check_k, from_eigenvectors
+from orthocond.matrix._common import check_floating
+from orthocond.matrix.decompose import check_finite, eigh
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+Projection = nn.Module | Tensor
+
+
+def sefa(
+    layer: Projection | Sequence[Projection],
+    normalise: bool = True,
+    k: int | None = None,
+    *,
+    tie_tol: float = TIE_TOL,
+) -> Directions:
+    r"""SeFa: the directions in which the first projection of a generator moves most.
+
+    With :math:`G_1(z) = A z + b` they are the eigenvectors of :math:`A^T A`, and the importance is the eigenvalue
+    :math:`\|A n\|^2`. The official method first scales each output unit, each row of A, to length 1, so that no unit
+    counts more than another; ``normalise=False`` is the plain SVD that the paper's authors use, with the squared
+    singular values as importance. The bias has no part in it.
+
+    Where A has orthogonal columns of equal length all eigenvalues are equal, and the directions are arbitrary: see
+    ``ties`` of the result, and use `axes` or `jacobian_directions` instead.
+
+    Args:
+        layer: Linear; transposed convolution or convolution from the latent vector as a 1x1 image; or A itself,
+            ``(outputs, z_dim)``. Several of them that read the same latent are stacked.
+        normalise: Whether each output unit is scaled to length 1. Units without weights stay zero.
+        k: How many directions; None for all.
+        tie_tol: Relative tolerance of ties; see `Directions`.
+
+    Returns:
+        Directions in the dtype of the weight, computed in float64.
+
+    Raises:
+        TypeError: If a layer is none of these.
+        ValueError: If the weight is not finite or zero, the layer has groups, sizes differ, or k is not possible.
+
+    Example:
+        >>> from orthocond.directions import sefa
+        >>> weight = torch.diag(torch.tensor([1.0, 3.0, 2.0]))
+        >>> sefa(weight, normalise=False, k=2).vectors
+        tensor([[0., 1., 0.],
+                [0., 0., 1.]])
+        >>> sefa(weight).ties  # orthogonal once its units are scaled
+        ((0, 1, 2),)
+
+    References:
+        Shen, Zhou, *Closed-Form Factorization of Latent Semantics in GANs* (2021). Song, Sebe, Wang (2022), section
+        5.1.
+    """
+    layers = [layer] if isinstance(layer, (nn.Module, Tensor)) else list(layer)
+    if not layers:
+        raise ValueError("sefa needs at least one layer; got an empty list.")
+    parts = [_projection(one) for one in layers]
+    if len({part.shape[1] for part in parts}) > 1:
+        sizes = [part.shape[1] for part in parts]
+        raise ValueError(f"sefa needs layers that read the same latent; these read {sizes} dimensions.")
+    a = torch.cat([part.double() for part in parts])
+    check_finite(a)
+    check_k(k, a.shape[1], "sefa")
+    if not a.any():
+        raise ValueError(f"sefa needs a weight that is not zero; all {a.numel()} entries of this one are.")
+    if normalise:
+        a = nn.functional.normalize(a, dim=1, eps=torch.finfo(a.dtype).tiny)
+    values, vectors = eigh(a.mT @ a)
+    dtype = parts[0].dtype
+    return from_eigenvectors(values.to(dtype), vectors.to(dtype), k, "sefa", tie_tol)
+
+
+def _projection(layer: Projection) -> Tensor:
+    """The matrix ``(outputs, z_dim)`` by which a layer multiplies the latent."""
+    if isinstance(layer, Tensor):
+        a = check_floating(layer, "sefa").detach()
+        if a.ndim != 2:
+            raise ValueError(
+                f"sefa needs a matrix (outputs, z_dim); got shape {tuple(a.shape)}. "
+                "Pass the layer, not its weight, or flatten the weight so that each column belongs to one latent."
+            )
+        return a
+    if isinstance(layer, (*_TRANSPOSED, *_CONVOLUTIONS)) and layer.groups != 1:
+        raise ValueError(f"sefa needs a layer without groups, in which all latents mix; this one has {layer.groups}.")
+    if isinstance(layer, nn.Linear):
+        return layer.weight.detach()
+    if isinstance(layer, _TRANSPOSED):
+        return layer.weight.detach().flatten(1).mT
+    if isinstance(layer, _CONVOLUTIONS):
+        return layer.weight.detach().transpose(0, 1).flatten(1).mT
+    raise TypeError(
+        f"sefa needs a Linear, a convolution or a matrix (outputs, z_dim); got {type(layer).__name__}. "
+        "Of a generator, pass the first layer that the latent goes through."
+    )
+
+
+def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Directions:
+    r"""EigenGAN's own directions: the coordinates of its subspaces, with importance :math:`|l_i| \, \|U_i\|`.
+
+    Training chose this basis, so equal importances are no ties. Importances of different layers are lengths in
+    different feature spaces; to compare them, take the effect sizes, ``eigengan_directions(g).measure(g)``.
+
+    Args:
+        generator: With ``subspaces``, a list of layers with ``weight`` U ``(directions, features)`` and ``scale`` l,
+            and with latents that are their coordinates, layer after layer, such as `EigenGenerator`.
+        layer: One of the layers, from coarse to fine; None for all of them.
+
+    Returns:
+        Directions named ``L0 D3``: layer 0, coordinate 3.
+
+    Raises:
+        TypeError: If the generator has no such layers.
+        ValueError: If there is no such layer, or the layers do not add up to ``z_dim``.
+
+    Example:
+        >>> from orthocond.directions import eigengan_directions
+        >>> from orthocond.gans import EigenGenerator
+        >>> g = EigenGenerator(size=16, directions=3, noise_dim=4, base_channels=4)
+        >>> eigengan_directions(g, layer=1).names
+        ('L1 D0', 'L1 D1', 'L1 D2')
+
+    References:
+        He, Kan, Shan, *EigenGAN* (2021). Song, Sebe, Wang (2022), section 6.2.
+    """
+    z_dim = z_dim_of(generator, "eigengan_directions")
+    layers = list(getattr(generator, "subspaces", []))
+    if not layers or not all(hasattr(one, "weight") and hasattr(one, "scale") for one in layers):
+        raise TypeError(
+            "eigengan_directions needs a generator with subspaces, layers with weight and scale, such as "
+            f"EigenGenerator; got {type(generator).__name__}. Any generator has axes(z_dim)."
+        )
+    importance = torch.cat([(one.scale.abs() * one.weight.norm(dim=1)).detach() for one in layers])
+    if len(importance) != z_dim:
+        raise ValueError(f"The {len(layers)} subspaces have {len(importance)} directions; z_dim is {z_dim}.")
+    if layer is not None and layer not in range(len(layers)):
+        raise ValueError(f"eigengan_directions(layer=...) needs a layer from 0 to {len(layers) - 1}; got {layer!r}.")
+    origin = [(i, j) for i, one in enumerate(layers) for j in range(len(one.weight))]
+    found = axes(z_dim, importance, method="eigengan")
+    places = [origin[int(row.argmax())] for row in found.vectors]
+    named = replace(found, names=tuple(f"L{i} D{j}" for i, j in places))
+    return named if layer is None else named[[n for n, (i, _) in enumerate(places) if i == layer]]

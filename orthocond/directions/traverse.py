@@ -1,0 +1,80 @@
+"""Walk along directions: the images on the way."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orthocond.directions._generator import ImageGenerator, draws_noise, generate, latents
+from orthocond.directions.basis import Directions, direction_rows
+from orthocond.matrix._common import check_choice
+
+STEPS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+
+
+def traverse(
+    generator: ImageGenerator,
+    z: Tensor | int,
+    directions: Directions | Tensor,
+    steps: Sequence[float] | Tensor = STEPS,
+    *,
+    mode: str = "add",
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Tensor:
+    r"""Images along each direction from each latent.
+
+    .. math:: G(z + a\, n) \quad\text{(add)}, \qquad G(z - n n^T z + a\, n) \quad\text{(set)}
+
+    The generator is in eval mode meanwhile and no gradient is kept. Noise that it draws from torch's random state stays
+    the same along a row, and for the same latents from call to call, so that methods can be compared.
+
+    Args:
+        generator: Any callable with ``z_dim``.
+        z: Latents ``(samples, z_dim)``, or how many to draw from N(0, I).
+        directions: Directions, or unit rows ``(k, z_dim)``.
+        steps: The a, in sigma of N(0, I).
+        mode: ``"add"`` moves away from the latent, as SeFa does, so that step 0 is its own image. ``"set"`` sets the
+            coordinate along the direction to a, as EigenGAN and the paper's figures do: all samples have the same one.
+        batch_size: Images in one call of the generator.
+        seed: Of the drawn latents.
+
+    Returns:
+        Images ``(directions, samples, steps, C, H, W)``; see `grid`, `strip`, `compare` and `gif`.
+
+    Raises:
+        TypeError: If the generator is not a callable with ``z_dim``.
+        ValueError: If shapes do not fit, a setting is not valid, or the generator has noise that does not come from
+            torch's random state.
+
+    Example:
+        >>> from orthocond.directions import axes, traverse
+        >>> class Painter:
+        ...     z_dim = 2
+        ...     def __call__(self, z):
+        ...         return z[:, :, None, None].expand(-1, -1, 4, 4)[:, :1]
+        >>> z = torch.tensor([[0.5, 0.0]])
+        >>> traverse(Painter(), z, axes(2), steps=(-1, 0, 1))[:, 0, :, 0, 0, 0]
+        tensor([[-0.5000,  0.5000,  1.5000],
+                [ 0.5000,  0.5000,  0.5000]])
+        >>> traverse(Painter(), z, axes(2), steps=(-1, 0, 1), mode="set")[0, 0, :, 0, 0, 0]
+        tensor([-1.,  0.,  1.])
+    """
+    z = latents(generator, z, "traverse", seed)
+    rows = direction_rows(directions, z, "traverse")
+    check_choice(mode, "traverse(mode=...)", ("add", "set"))
+    values = check_steps(steps, "traverse")
+    draws_noise(generator, z, "traverse")
+    walks = []
+    for n in rows:
+        start = z if mode == "add" else z - (z @ n)[:, None] * n
+        walks.append(torch.stack([generate(generator, start + a * n, batch_size) for a in values], dim=1))
+    return torch.stack(walks)
+
+
+def check_steps(steps: Sequence[float] | Tensor, name: str) -> list[float]:
+    """The steps as finite numbers, at least one."""
+    values = torch.as_tensor(steps, dtype=torch.float64)
+    if values.ndim != 1 or not len(values) or not values.isfinite().all():
+        raise ValueError(f"{name}(steps=...) needs a list of finite numbers, in sigma; got {steps!r}.")
+    return values.tolist()
