@@ -19,6 +19,7 @@ from orthocond.gans.objectives import (
     r1,
     r2,
 )
+from orthocond.gans.penalties import LatentPredictor, hessian_penalty, latent_predictability, orthogonal_jacobian
 from orthocond.gans.simple import SimpleDiscriminator, SimpleGenerator
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "EigenDiscriminator",
     "EigenGenerator",
     "Hinge",
+    "LatentPredictor",
     "LazyR1",
     "LeastSquares",
     "NonSaturating",
@@ -37,6 +39,9 @@ __all__ = [
     "Wasserstein",
     "augment",
     "gradient_penalty",
+    "hessian_penalty",
+    "latent_predictability",
+    "orthogonal_jacobian",
     "r1",
     "r2",
     "same_noise",
