@@ -211,7 +211,7 @@ class _Training:
         if svd_layer is not None:
             return ConditionMonitor(module, every=every, layers=[svd_layer], pre_svd={svd_layer: pre_svd or ""})
         if pre_svd is not None:  # what an SVD layer in its place would see
-            return ConditionMonitor(module, every=every, layers=[pre_svd], pre_svd={pre_svd: pre_svd}, eps=1e-5)
+            return ConditionMonitor(module, every=every, layers=[pre_svd], pre_svd={pre_svd: pre_svd}, eps=self.config.model.eps)
         return None
 
     @property

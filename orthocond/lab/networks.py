@@ -55,7 +55,7 @@ def build(model: Model, method: Method, classes: int, batch: Tensor) -> Network:
         return Network(_resnet(model, classes, nn.BatchNorm2d, pool), *((None, None) if plain else _PLACES["gcp"]))
     norm: Callable[[int], nn.Module] = nn.BatchNorm2d
     if not plain:
-        norm = functools.partial(DecorrelatedBatchNorm2d, solver=solver(method))
+        norm = functools.partial(DecorrelatedBatchNorm2d, eps=model.eps, solver=solver(method))
     svd_layer, pre_svd = _PLACES[model.name.rstrip("0123456789")]
     return Network(_backbone(model, classes, norm), None if plain else svd_layer, pre_svd)
 

@@ -49,6 +49,8 @@ class Model:
         width: Width of the first stage (ResNet), growth (DenseNet), features (MobileNet); None for the network's own.
         reduction: Channels whose covariance is pooled.
         last_stride: Stride of the last stage of a ResNet.
+        eps: Ridge of decorrelated batch normalisation; 1e-2 is that of the authors' release. Covariances are pooled
+            without one.
         meta_layer: Of your own network, the name of its SVD layer, or of the batch normalisation to replace by one;
             None finds the only SVD layer.
         pre_svd: Name of the layer before it; None finds it by the flow of data.
@@ -61,6 +63,7 @@ class Model:
     width: int | None = None
     reduction: int = 256
     last_stride: int = 2
+    eps: float = 1e-2
     meta_layer: str | None = None
     pre_svd: str | None = None
 
@@ -150,7 +153,7 @@ _CIFAR = Data(size=32, crop_padding=4)
 # Pixels are averaged 2x2, which makes everything four times as fast; the stem keeps its 64 channels and 27 inputs.
 _CIFAR_SMALL = Data(size=16, in_memory=16, crop_padding=2)
 _CIFAR_SCHEDULE = Schedule()
-_CIFAR_SHORT = Schedule(epochs=5, batch_size=64, milestones=(3, 4))
+_CIFAR_SHORT = Schedule(epochs=3, batch_size=64, milestones=(2,))
 
 
 def _dbn(name: str, source: str, paper: Model, laptop: Model) -> dict[Scale, Classification]:
@@ -164,7 +167,7 @@ def _dbn(name: str, source: str, paper: Model, laptop: Model) -> dict[Scale, Cla
     }
 
 
-_RESNET = Model("resnet50"), Model("resnet50", depths=(1, 1, 1), width=32)
+_RESNET = Model("resnet50"), Model("resnet50", depths=(1, 1, 1), width=16)
 _DENSENET = Model("densenet121"), Model("densenet121", depths=(2, 2, 2), width=16)
 _MOBILENET = Model("mobilenetv2"), Model("mobilenetv2", depths=(1, 1, 1, 1), width=256)
 _SPRITES = Classification(
