@@ -205,7 +205,7 @@ def test_relative_does_not_depend_on_scale_and_size():
     )
     assert value > 1e-4
     torch.testing.assert_close(value, other)
-    many = orthogonal_jacobian(lambda z: z @ w, z, relative=True, vectors=2000, generator=seeded())
+    many = orthogonal_jacobian(lambda z: z @ w, z, relative=True, vectors=500, generator=seeded())
     gram = w @ w.mT
     torch.testing.assert_close(many, off_diagonal(gram) / gram.trace() ** 2, rtol=0.1, atol=0)
 
@@ -295,12 +295,12 @@ def test_exact_gradients_of_a_generator(name):
 @pytest.mark.parametrize("name", PENALTIES)
 def test_descent_disentangles(name):
     w = normal(3, 6).requires_grad_()
-    optimizer = torch.optim.Adam([w], lr=0.02)
+    optimizer = torch.optim.Adam([w], lr=0.03)
     z = normal(8, 3)
     network = {"jacobian": lambda z: z @ w, "hessian": lambda z: ((z @ w[:, :3]) ** 2).sum(1)}[name]
     gram = lambda: (w @ w.mT if name == "jacobian" else w[:, :3] @ w[:, :3].mT).detach()  # noqa: E731
     before = off_diagonal(gram())
-    for _ in range(300):
+    for _ in range(200):
         optimizer.zero_grad()
         PENALTIES[name](network, z, vectors=4).backward()
         optimizer.step()
@@ -373,7 +373,7 @@ def test_generator_and_predictor_learn_together():
     torch.manual_seed(0)
     g, predictor = SimpleGenerator(8, 3, 4), LatentPredictor(8, 3, 8)
     optimizer = torch.optim.Adam([*g.parameters(), *predictor.parameters()], lr=1e-2)
-    for _ in range(150):
+    for _ in range(100):
         optimizer.zero_grad()
         latent_predictability(g, torch.randn(32, 3), predictor).backward()
         assert all(p.grad is not None for p in [*g.parameters(), *predictor.parameters()])

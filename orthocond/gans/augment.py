@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from orthocond.gans._common import uniform
-from orthocond.matrix._common import check_choice, check_floating
+from orthocond.matrix._common import at_least_float32, check_choice, check_floating
 
 _SHIFT = 0.125  # of height and width, at most, to each side
 _CUT = 0.5  # of height and width
@@ -64,7 +64,8 @@ def _within(positions: Tensor, length: int) -> Tensor:
 def _cut(length: int, u: Tensor) -> Tensor:
     """Which of ``length`` pixels ``(N, length)`` lie in an interval around a random centre."""
     size = int(_CUT * length + 0.5)
-    start = (u.reshape(-1, 1) * length).floor().long() - size // 2
+    starts = length + 1 - size % 2  # so many that the distribution is symmetric
+    start = (u.reshape(-1, 1) * starts).floor().long() - size // 2
     positions = torch.arange(length, device=u.device)
     return (positions >= start) & (positions < start + size)
 
@@ -132,8 +133,9 @@ def augment(
     if not 0 <= probability <= 1:
         raise ValueError(f"augment(probability=...) needs a number from 0 to 1; got {probability!r}.")
     check_choice(each, "augment(each=...)", ("image", "batch"))
+    x = x.to(at_least_float32(x.dtype))  # half precision has too few random numbers
     for name in policy:
         chosen = uniform((len(x) if each == "image" else 1, 1, 1, 1), x, generator) < probability
         parameters = uniform((len(x), 2, 1, 1, 1), x, generator)
         x = torch.where(chosen, _FUNCTIONS[name](x, parameters), x)
-    return x
+    return x.to(images.dtype)
