@@ -15,6 +15,7 @@ from orthocond.lab.data import ImageData, Pair, Pipeline, load_pair, sprites
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps, treat_weight
 from orthocond.lab.networks import Network, build
 from orthocond.lab.presets import Classification, Data
+from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
 from orthocond.lab.synchronise import synchronise
 from orthocond.matrix import solver_failures
@@ -27,16 +28,6 @@ _FACTS = (
     *("weight_condition", "gradient_condition", "eta", "olr_occurrence"),
 )
 _INPUT_BATCHES = 8  # from which treatments that know the input of their layer learn its covariance
-
-
-class Progress(NamedTuple):
-    """Where a training stands, for those who watch it."""
-
-    step: int
-    steps: int
-    epoch: int
-    loss: float
-    error: float | None
 
 
 class Score(NamedTuple):
@@ -191,7 +182,7 @@ class _Training:
             self.layout = torch.contiguous_format
         else:
             self.layout = torch.channels_last  # a third faster on CPUs; DDP wants gradients laid out as its buckets
-            module.to(memory_format=torch.channels_last)
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layer = module.get_submodule(pre_svd) if pre_svd is not None else None
         groups = parameter_groups(self.config.method, module, pre_svd or "", schedule.weight_decay)
         self.optimizer = torch.optim.SGD(groups, schedule.lr, schedule.momentum)
@@ -211,7 +202,9 @@ class _Training:
         if svd_layer is not None:
             return ConditionMonitor(module, every=every, layers=[svd_layer], pre_svd={svd_layer: pre_svd or ""})
         if pre_svd is not None:  # what an SVD layer in its place would see
-            return ConditionMonitor(module, every=every, layers=[pre_svd], pre_svd={pre_svd: pre_svd}, eps=self.config.model.eps)
+            return ConditionMonitor(
+                module, every=every, layers=[pre_svd], pre_svd={pre_svd: pre_svd}, eps=self.config.model.eps
+            )
         return None
 
     @property
@@ -273,7 +266,7 @@ class _Training:
         if (index + 1 == self.epoch_steps) or step == self.steps:
             self._end_epoch(step, epoch, index + 1)
         if self.progress is not None and self.accelerator.is_main_process:
-            self.progress(Progress(step, self.steps, epoch, float(mean), self.error))
+            self.progress(Progress(step, self.steps, {"loss": float(mean), "error": self.error}))
 
     def _batch(self, epoch: int, index: int) -> tuple[Tensor, Tensor]:
         """The batches come from one iterator for an epoch, made anew at its beginning and after resuming."""
@@ -367,7 +360,12 @@ def evaluate(
         labels = labels.to(device)
         top = output.topk(min(5, output.shape[1])).indices == labels[:, None]
         sums += torch.stack(
-            [F.cross_entropy(output, labels, reduction="sum"), top[:, 0].sum(), top.sum(), labels.new_tensor(len(labels))]
+            [
+                F.cross_entropy(output, labels, reduction="sum"),
+                top[:, 0].sum(),
+                top.sum(),
+                labels.new_tensor(len(labels)),
+            ]
         )
-    loss, top1, top5, count = (sums if accelerator is None else accelerator.reduce(sums)).tolist()
-    return Score(loss / count, 100 * (1 - top1 / count), 100 * (1 - top5 / count))
+    total, top1, top5, count = (sums if accelerator is None else accelerator.reduce(sums)).tolist()
+    return Score(total / count, 100 * (1 - top1 / count), 100 * (1 - top5 / count))

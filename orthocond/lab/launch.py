@@ -13,22 +13,21 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from orthocond.lab.classify import Progress, train
-from orthocond.lab.config import from_json
-from orthocond.lab.presets import Classification
+from orthocond.lab.experiments import Config, read_config, train
+from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 
 _REPORT_EVERY = 5  # steps between lines that a process sends to the one that watches it
 
 
-def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Classification]]:
-    """The trainings of classifiers in a folder, in the order of their numbers; other folders are passed over."""
+def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Config]]:
+    """The trainings in a folder, in the order of their numbers; other folders are passed over."""
     folder = Path(root)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (path / "config.json").is_file():
             run = Run.open(path)
             try:
-                yield run, from_json(Classification, run.config)
+                yield run, read_config(run.config)
             except (TypeError, ValueError):
                 continue
 
@@ -39,12 +38,12 @@ def is_finished(run: Run) -> bool:
     return bool(lines and lines[-1].get("finished"))
 
 
-def name_of(config: Classification) -> str:
+def name_of(config: Config) -> str:
     """The name of a run's folder, without its number."""
     return f"{config.preset}-{config.method.name}-seed{config.seed}"
 
 
-def open_or_create(root: str | PathLike[str], config: Classification) -> Run:
+def open_or_create(root: str | PathLike[str], config: Config) -> Run:
     """The run of a configuration: the last one in the folder that has it, or a new one."""
     same = [run for run, other in find_runs(root) if other == config]
     return same[-1] if same else Run.create(root, name_of(config), config)
@@ -60,7 +59,7 @@ class Outcome:
 
 
 def launch(
-    configs: Sequence[Classification],
+    configs: Sequence[Config],
     root: str | PathLike[str],
     *,
     jobs: int | None = None,
@@ -147,7 +146,7 @@ def _main(arguments: Sequence[str]) -> int:
     """Train the run in a folder and report on standard output: what `launch` starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes without it
     run = Run.open(arguments[0])
-    config = from_json(Classification, run.config)
+    config = read_config(run.config)
 
     def report(state: Progress) -> None:
         if state.step % _REPORT_EVERY == 0 or state.step == state.steps:

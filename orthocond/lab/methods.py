@@ -120,7 +120,7 @@ def _skew(layer: nn.Module) -> SkewOrthogonalConv2d:
     if not isinstance(layer, nn.Conv2d) or layer.kernel_size[0] != layer.kernel_size[1] or layer.groups != 1:
         raise TypeError(f"--ow skewconv needs a square Conv2d without groups as Pre-SVD layer; got {layer}.")
     return SkewOrthogonalConv2d(
-        layer.in_channels, layer.out_channels, layer.kernel_size[0], layer.stride[0], bias=layer.bias is not None
+        layer.in_channels, layer.out_channels, layer.kernel_size[0], stride=layer.stride[0], bias=layer.bias is not None
     )
 
 

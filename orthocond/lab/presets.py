@@ -1,4 +1,4 @@
-"""The configurations of classifiers: every row of the paper's tables by name, at the paper's scale and at a laptop's."""
+"""The configurations of classifiers: every row of the paper's tables, at the paper's scale and at that of a laptop."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -6,9 +6,7 @@ from typing import Literal
 from orthocond.lab.data.options import nearest
 
 Scale = Literal["paper", "laptop"]
-SolverName = Literal[
-    "eigh", "ns", "pade", "taylor", "svd-plain", "svd-truncated", "svd-top", "svd-taylor", "svd-pade"
-]
+SolverName = Literal["eigh", "ns", "pade", "taylor", "svd-plain", "svd-truncated", "svd-top", "svd-taylor", "svd-pade"]
 
 
 @dataclass(frozen=True)
@@ -135,6 +133,7 @@ class Classification:
         precision: ``no`` is float32; ``bf16`` and ``fp16`` are mixed precision.
         log_every: Steps between lines of metrics.
         save_every: Steps between checkpoints; 0 saves after each epoch only.
+        kind: Tells this configuration from those of other experiments in a run's JSON.
     """
 
     preset: str = "dbn-sprites-small"
@@ -147,6 +146,7 @@ class Classification:
     precision: Literal["no", "bf16", "fp16"] = "no"
     log_every: int = 50
     save_every: int = 0
+    kind: Literal["classification"] = "classification"
 
 
 _CIFAR = Data(size=32, crop_padding=4)

@@ -13,7 +13,9 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
         wide = x.to(torch.float64)
         count = wide.new_full((1,), x.numel() / x.shape[1])
         total = sum_across(torch.cat([count, wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3))]), None)
