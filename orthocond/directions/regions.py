@@ -63,8 +63,8 @@ def _shrink(x: Tensor, by: Tensor | float) -> Tensor:
     return x.sign() * (x.abs() - by).clamp_min(0)
 
 
-def _low_rank_part(m: Tensor, sparsity: float, where: str) -> tuple[Tensor, int]:
-    """What robust PCA finds of low rank, and that rank.
+def _low_rank_part(m: Tensor, sparsity: float, where: str) -> tuple[Tensor, Tensor, int]:
+    """Singular values, singular vectors and rank of what robust PCA finds of low rank.
 
     It takes a direction along a coordinate for a sparse entry, and a generator that is disentangled has just these. A
     random rotation, under which N(0, I) stays the same, makes the result independent of the coordinates.
@@ -77,7 +77,9 @@ def _low_rank_part(m: Tensor, sparsity: float, where: str) -> tuple[Tensor, int]
             f"region_directions: robust PCA with sparsity={sparsity:.3g} finds nothing of low rank in how {where} "
             "changes. Take a larger sparsity, or method='resefa'."
         )
-    return q @ low @ q.mT, rank
+    values, vectors = eigh(low)
+    order = values.abs().argsort(descending=True)
+    return values.abs()[order], q @ vectors[:, order], rank
 
 
 def _low_rank(inside: Tensor, outside: Tensor, sparsity: float, relax: int) -> tuple[Tensor, Tensor]:
@@ -86,11 +88,12 @@ def _low_rank(inside: Tensor, outside: Tensor, sparsity: float, relax: int) -> t
     Projections of different directions may coincide, so it is their span that counts: its orthonormal basis by how
     much the region changes. For a region of rank 1 this is the projection itself.
     """
-    low, _ = _low_rank_part(inside, sparsity, "the region")
-    rest, rank = _low_rank_part(outside, sparsity, "the rest of the image")
-    null = eigh(rest)[1].flip(1)[:, min(max(rank - relax, 1), len(rest) - 1) :]
-    values, vectors = eigh(null.mT @ low @ null)
-    found = null @ vectors[:, values > 1e-6 * low.norm()]
+    sizes, principal, rank = _low_rank_part(inside, sparsity, "the region")
+    _, others, first = _low_rank_part(outside, sparsity, "the rest of the image")
+    null = others[:, min(max(first - relax, 1), len(others) - 1) :]
+    projected = null.mT @ principal[:, :rank]
+    values, vectors = eigh((projected * sizes[:rank]) @ projected.mT)
+    found = null @ vectors[:, values > 1e-6 * sizes[0]]
     if not found.shape[1]:
         raise ValueError(
             "region_directions(method='lowrank'): whatever changes the region changes the rest of the image too. "

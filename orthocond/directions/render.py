@@ -15,7 +15,8 @@ from orthocond.matrix._common import check_choice, check_count
 _LEAST_TILE = 96  # pixels: smaller images are enlarged by a whole factor
 _GAP = 4
 _MARGIN = 16
-_TEXT, _FAINT, _ACCENT = "#1a1a1a", "#666666", "#0072B2"
+_HEADING = 38  # height of a section's name and the line above it
+_TEXT, _FAINT, _ACCENT, _RULE = "#1a1a1a", "#666666", "#D55E00", "#cccccc"
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def gif(
         frames.append(_sheet([section], heads, None, title or directions.method, subtitle))
     frames += frames[-2:0:-1]
     # One palette for all frames: else the same colour flickers from frame to frame.
-    palette = _image_module().new("RGB", (frames[0].width, frames[0].height * len(frames)))
+    palette = _pillow()[0].new("RGB", (frames[0].width, frames[0].height * len(frames)))
     for i, frame in enumerate(frames):
         palette.paste(frame, (0, i * frame.height))
     palette = palette.quantize(256)
@@ -263,7 +264,7 @@ def _columns(values: list[float], mode: str, original: bool) -> tuple[list[list[
 
 
 def _sigma(value: float) -> str:
-    return f"{value:+.3g}σ" if value else "0σ"
+    return f"{value:+.3g}σ".replace("-", "\N{MINUS SIGN}") if value else "0σ"
 
 
 def _describe(directions: Directions, i: int) -> list[str]:
@@ -273,36 +274,30 @@ def _describe(directions: Directions, i: int) -> list[str]:
         lines.append(f"effect {float(directions.effect[i]):.3g} / σ")
     for group in directions.ties:
         if i in group:
-            lines.append(f"tied, {len(group)} equal")
+            lines.append(f"tied with {len(group) - 1} other" + "s" * (len(group) > 2))
     return lines
 
 
-def _image_module() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("Drawing needs pillow, which is not installed; pip install 'orthocond[lab]'.") from error
-    return Image
-
-
-def _font(size: int, bold: bool = False) -> Any:
-    """DejaVu Sans, which has σ; matplotlib brings it."""
+def _pillow() -> tuple[Any, Any, Any]:
+    """``Image`` and ``ImageDraw`` of pillow, and a function that opens matplotlib's DejaVu Sans, which has σ."""
     try:
         from matplotlib import get_data_path
-        from PIL import ImageFont
+        from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
         raise ImportError(
-            "Drawing needs pillow and matplotlib, which are not installed; pip install 'orthocond[lab]'."
+            f"Drawing needs pillow and matplotlib, and there is no {error.name}; pip install 'orthocond[lab]'."
         ) from error
-    return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans{'-Bold' * bold}.ttf", size)
+
+    def font(size: int, style: str = "") -> Any:
+        return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans{style}.ttf", size)
+
+    return Image, ImageDraw, font
 
 
 def _sheet(sections: list[_Section], heads: list[list[str]], marked: int | None, title: str, subtitle: str) -> Any:
     """Draw sections of rows below one another, with one line of heads above all columns."""
-    from PIL import ImageDraw
-
-    image_module = _image_module()
-    text, bold, large = _font(13), _font(13, bold=True), _font(17, bold=True)
+    image_module, draw_module, font = _pillow()
+    text, bold, heavy, large = font(13), font(13, "-Bold"), font(15, "-Bold"), font(17, "-Bold")
     line = 18
     height, width = sections[0].tiles.shape[2:4]
     label = max(bold.getlength(part) for section in sections for row in section.rows for part in row)
@@ -311,12 +306,13 @@ def _sheet(sections: list[_Section], heads: list[list[str]], marked: int | None,
     left = _MARGIN + int(label) + 12
     top = _MARGIN + 26 + (line + 4 if subtitle else 0) + 6
     body = top + line * max(map(len, heads)) + 4
+    longest = max(large.getlength(title), text.getlength(subtitle), *(heavy.getlength(s.heading) for s in sections))
     size = (
-        max(left + pitch * len(heads), _MARGIN + int(max(large.getlength(title), text.getlength(subtitle)))) + _MARGIN,
-        body + sum(tall * len(s.rows) + (line + 10 if s.heading else 0) for s in sections) + _MARGIN,
+        max(left + pitch * len(heads), _MARGIN + int(longest)) + _MARGIN,
+        body + sum(tall * len(s.rows) + (_HEADING if s.heading else 0) for s in sections) + _MARGIN,
     )
     sheet = image_module.new("RGB", size, "white")
-    draw = ImageDraw.Draw(sheet)
+    draw = draw_module.Draw(sheet)
     draw.text((_MARGIN, _MARGIN), title, _TEXT, large)
     draw.text((_MARGIN, _MARGIN + 26), subtitle, _FAINT, text)
     for column, head in enumerate(heads):
@@ -328,8 +324,9 @@ def _sheet(sections: list[_Section], heads: list[list[str]], marked: int | None,
     y = body
     for section in sections:
         if section.heading:
-            draw.text((_MARGIN, y + 4), section.heading, _TEXT, bold)
-            y += line + 10
+            draw.line((_MARGIN, y + 6, size[0] - _MARGIN, y + 6), _RULE)
+            draw.text((_MARGIN, y + 13), section.heading, _TEXT, heavy)
+            y += _HEADING
         for row, tiles in zip(section.rows, section.tiles, strict=True):
             for i, part in enumerate(row):
                 middle = y + (tall - _GAP) / 2 + line * (i - (len(row) - 1) / 2)
@@ -339,6 +336,6 @@ def _sheet(sections: list[_Section], heads: list[list[str]], marked: int | None,
                 place = y + (tall - _GAP - height) // 2
                 if column == marked:
                     draw.rectangle((x - 2, place - 2, x + width + 1, place + height + 1), _ACCENT)
-                sheet.paste(image_module.frombytes("RGB", (width, height), bytes(tile.flatten().tolist())), (x, place))
+                sheet.paste(image_module.fromarray(tile.numpy()), (x, place))
             y += tall
     return sheet
