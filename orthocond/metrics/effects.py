@@ -10,6 +10,7 @@ from torch import Tensor
 
 from orthocond.matrix._common import check_count, check_not_negative
 from orthocond.metrics._generator import Generator, check_directions, images_of, latent_size
+from orthocond.metrics.boosting import Boosting
 from orthocond.metrics.factors import (
     DCI,
     constant_columns,
@@ -209,6 +210,7 @@ def factor_report(
     bins: int = 20,
     binning: str = "width",
     spread: Tensor | None = None,
+    regressor: Boosting | None = None,
     batch_size: int = 128,
     seed: int = 0,
 ) -> FactorReport:
@@ -228,6 +230,7 @@ def factor_report(
         bins: Bins of the histograms; see `mutual_information`.
         binning: ``"width"`` or ``"quantile"``.
         spread: For the effect matrix.
+        regressor: Trees of DCI; see `dci`. They take most of the time.
         batch_size: Images at a time.
         seed: Seed of latents and of the split of DCI.
 
@@ -273,7 +276,7 @@ def factor_report(
         mig=mutual_information_gap(codes, factors, bins=bins, binning=binning),
         sap=sap(codes, factors),
         modularity=modularity(codes, factors, bins=bins, binning=binning),
-        dci=dci(codes, factors, seed=seed),
+        dci=dci(codes, factors, regressor=regressor, seed=seed),
         information=mutual_information(codes, factors, bins=bins, binning=binning),
         effects=effects,
         constant=tuple(name for name, flat in zip(effects.factors, constant, strict=True) if flat),
@@ -317,7 +320,7 @@ def plot_effect_matrix(
     size = (2.2 + 0.75 * columns, 1.4 + 0.36 * rows)
     axes = _new_axes(size, shown=not to_file) if target is None or to_file else target
     top = float(values.nan_to_num().max()) if largest is None else largest
-    image = axes.imshow(values, cmap="Blues", vmin=0, vmax=max(top, 1e-9), aspect="auto")
+    image = axes.imshow(values.tolist(), cmap="Blues", vmin=0, vmax=max(top, 1e-9), aspect="auto")
     for row in range(rows):
         for column in range(columns):
             value = float(values[row, column])
