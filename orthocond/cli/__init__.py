@@ -1,0 +1,25 @@
+"""The command `orthocond`: train, compare, evaluate, look."""
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: What comes after ``orthocond``; that of this process if None.
+
+    Returns:
+        The exit code: 0; 1 for an error; 2 for bad usage; 3 for a loss that is not finite; 130 and 143 where Ctrl-C or
+        SIGTERM ended a training after its state was saved.
+    """
+    try:
+        from orthocond.cli.app import run
+    except ModuleNotFoundError as error:
+        print(f'The command line needs {error.name}: pip install "orthocond[lab]"', file=sys.stderr)
+        return 1
+    return run(list(sys.argv[1:] if arguments is None else arguments))
+
+
+__all__ = ["main"]

@@ -1,0 +1,76 @@
+"""From words to a command, and from errors to exit codes."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from cyclopts import App, CycloptsError
+
+import orthocond
+from orthocond.cli import bench, demo, evaluate, listing, table, train
+from orthocond.cli.settings import UsageError
+
+_HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, train it, compare it.
+
+`orthocond demo` shows it in two minutes, without any data. `orthocond list` tells what can be trained, and
+`orthocond train PRESET --help` every setting of a preset with its default. `--debug` with any command shows where in
+the code an error came from.
+"""
+# What the lab needs beyond torch: a missing one has one remedy.
+_EXTRAS = ("accelerate", "datasets", "matplotlib", "numpy", "PIL", "rich", "safetensors")
+
+COMMANDS: dict[str, Callable[..., int | None] | None] = {
+    "demo": demo.demo,
+    "train": None,  # made when its preset is known
+    "evaluate": evaluate.evaluate,
+    "diagnose": evaluate.diagnose,
+    "table": table.table,
+    "bench": bench.bench,
+    "list": listing.list_,
+}
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Find the command, run it, and return the exit code; errors become one message."""
+    debug = "--debug" in tokens
+    tokens = [token for token in tokens if token != "--debug"]
+    try:
+        command, bound, *_ = _app(tokens).parse_args(train.complete(tokens), exit_on_error=False, print_error=False)
+        return command(*bound.args, **bound.kwargs) or 0
+    except (CycloptsError, UsageError) as error:
+        named = " ".join(["orthocond", *(token for token in tokens[:1] if token in COMMANDS)])
+        _complain(f"{error}\n`{named} --help` tells more.", debug)
+        return 2
+    except KeyboardInterrupt:
+        _complain("Stopped.", debug)
+        return 130
+    except FloatingPointError as error:
+        _complain(str(error), debug)
+        return 3
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        remedy = f'{missing} is not installed: pip install "orthocond[lab]"' if missing in _EXTRAS else str(error)
+        _complain(remedy, debug)
+        return 1
+    except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
+        _complain(str(error) or type(error).__name__, debug)
+        return 1
+
+
+def _app(tokens: Sequence[str]) -> App:
+    app = App(name="orthocond", help=_HELP, version=orthocond.__version__)
+    for name, command in COMMANDS.items():
+        app.command(command or train.command(tokens[1:] if tokens[:1] == ["train"] else ()), name=name)
+    return app
+
+
+def _complain(text: str, debug: bool) -> None:
+    """Say what went wrong once: other processes of torchrun only what is their own."""
+    rank = os.environ.get("RANK", "0")
+    if debug:
+        traceback.print_exc()
+    elif rank == "0":
+        print(text, file=sys.stderr)
+    elif not text.startswith("Rank 0 failed"):
+        print(f"Process {rank}: {text}", file=sys.stderr)

@@ -1,0 +1,20 @@
+"""``orthocond demo``: the paper's phenomenon in two minutes, without any data."""
+
+from pathlib import Path
+
+
+def demo(*, out: Path = Path("runs/demo"), short: bool = False, quiet: bool = False) -> int:
+    """See what treatments do to the conditioning of an SVD layer, in two minutes on two cores.
+
+    Trains a small ResNet with decorrelated batch normalisation on rendered sprites, without treatment, with the nearest
+    orthogonal gradient, and with all three treatments of the paper, side by side. Ends with a table, a figure and a
+    report.
+
+    Args:
+        out: Folder for runs, figure and report. Trainings that it holds already are not repeated.
+        short: A few steps only, to see that everything works.
+        quiet: Show no progress.
+    """
+    from orthocond.lab import demo as lab
+
+    return lab.demo(out, short=short, quiet=quiet)

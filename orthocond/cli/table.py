@@ -1,0 +1,53 @@
+"""``orthocond table``: the paper's tables and figures, from runs."""
+
+from pathlib import Path
+from typing import Literal
+
+from orthocond.cli.settings import UsageError
+from orthocond.lab.data.options import nearest
+
+
+def table(
+    name: str | None = None,
+    /,
+    *,
+    scale: Literal["paper", "laptop"] = "laptop",
+    seeds: int = 5,
+    runs: Path = Path("runs"),
+    out: Path = Path("results"),
+    jobs: int | None = None,
+    train: bool = True,
+    data_root: Path | None = None,
+    quiet: bool = False,
+) -> None:
+    """Make a table or figure of the paper, and train what is missing for it.
+
+    Ours stands beside the paper's: mean and spread over seeds, and whether a difference is significant. Trainings that
+    are finished are not repeated, those that were stopped go on.
+
+    Args:
+        name: Which table or figure; without a name, they are listed.
+        scale: The numbers of the paper, or minutes on a laptop.
+        seeds: Trainings of each row.
+        runs: Folder of the runs.
+        out: Folder for the table.
+        jobs: Trainings at a time; the number of cores if not given.
+        train: Whether to train what is missing.
+        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        quiet: Show no progress.
+    """
+    from orthocond.lab import tables
+    from orthocond.lab.display import Display
+
+    names = tables.names()
+    if name is None:
+        print("\n".join(names))
+        return
+    if name not in names:
+        raise UsageError(f"There is no table {name!r}.{nearest(name, names)} There are: {', '.join(names)}.")
+    root = None if data_root is None else str(data_root)
+    with Display([], quiet=quiet) as display:
+        path = tables.make(
+            name, scale=scale, seeds=seeds, runs=runs, out=out, jobs=jobs, data_root=root, train=train, progress=display
+        )
+    print(f"Written to {path}")

@@ -1,0 +1,182 @@
+"""``orthocond train``: a preset, at a scale, with a method, and any setting changed."""
+
+import contextlib
+import inspect
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from orthocond.cli import settings
+from orthocond.cli.runs import find_run, run_with
+from orthocond.cli.settings import UsageError
+from orthocond.lab import experiments
+from orthocond.lab.config import config_diff
+from orthocond.lab.experiments import Config
+from orthocond.lab.runs import Run, ranks
+
+LAST = "last"  # what --resume without a run stands for
+
+
+def complete(tokens: Sequence[str]) -> list[str]:
+    """The tokens with a value for a ``--resume`` that has none."""
+    result = []
+    for token, following in zip(tokens, [*tokens[1:], "-"], strict=False):
+        alone = token == "--resume" and (following.startswith("-") or following in experiments.names())
+        result.append(f"--resume={LAST}" if alone else token)
+    return result
+
+
+def command(tokens: Sequence[str]) -> Callable[..., int]:
+    """The command with every setting as an option, if its tokens tell the preset or run whose settings these are."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        _join_processes()
+    start = _start(complete(tokens))
+
+    def chosen(preset: str | None = None, /, **options: Any) -> int:
+        return train(start, preset, **options)
+
+    own = inspect.signature(train).parameters
+    parameters = [p for name, p in own.items() if name != "start" and p.kind is not p.VAR_KEYWORD]
+    chosen.__doc__ = train.__doc__
+    chosen.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        parameters + (settings.options(start) if start is not None else []), return_annotation=int
+    )
+    chosen.__annotations__ = {p.name: p.annotation for p in parameters}
+    return chosen
+
+
+def _join_processes() -> None:
+    """Let the processes of torchrun find each other before the first of them makes a folder."""
+    import torch
+    from accelerate import PartialState
+
+    PartialState(cpu=not torch.accelerator.is_available())
+
+
+def _start(tokens: Sequence[str]) -> Config | None:
+    """The configuration that the options change: of the preset, with the TOML file, or of the run to resume."""
+    file = settings.value_of(tokens, "--config")
+    values = settings.read_toml(file) if file is not None else {}
+    names = experiments.names()
+    if tokens and not tokens[0].startswith("-"):
+        name: Any = tokens[0]
+    else:
+        name = next((token for token in tokens if token in names), values.get("preset"))
+    if name is not None:
+        scale = settings.value_of(tokens, "--scale") or values.get("scale", "laptop")
+        config = settings.find_preset(name, scale)
+        return settings.apply_toml(config, values, file) if file is not None else config
+    resume = settings.value_of(tokens, "--resume")
+    if resume is not None and resume != LAST:
+        return experiments.read_config(find_run(resume, settings.value_of(tokens, "--runs") or "runs").config)
+    return None
+
+
+def train(
+    start: Config | None,
+    preset: str | None = None,
+    /,
+    *,
+    scale: Literal["paper", "laptop"] = "laptop",
+    config: Path | None = None,
+    runs: Path = Path("runs"),
+    resume: str | None = None,
+    data_root: Path | None = None,
+    tracker: str | None = None,
+    dry_run: bool = False,
+    quiet: bool = False,
+    **given: Any,
+) -> int:
+    """Train a preset with a method, into a run folder.
+
+    `orthocond list` shows presets, methods and data sets; `orthocond train PRESET --help` shows every setting of a
+    preset with its default. Ctrl-C saves and ends; `--resume` goes on, bit for bit. Under torchrun
+    (`torchrun --nproc-per-node 2 -m orthocond train ...`) the batches are divided among the processes.
+
+    Args:
+        start: What the options change; None if nothing tells the preset.
+        preset: Name of the preset; not needed with `--resume RUN` or a file that names it.
+        scale: The numbers of the paper, or minutes on a laptop.
+        config: TOML file with settings, in tables as in config.json of a run. Options go before it.
+        runs: Folder of the runs.
+        resume: Go on with this run, by folder or number; without a value, with the last run of the same settings, and
+            start one if there is none.
+        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        tracker: Tracker of Accelerate that gets the metrics too, for example tensorboard.
+        dry_run: Train nothing: print configuration, size of the model, steps, and an estimate of the time.
+        quiet: Print the run folder and the result only.
+        given: Settings that were given as options.
+    """
+    if start is None:
+        raise UsageError(_no_preset(resume))
+    chosen = settings.check(settings.apply(start, given))
+    root = None if data_root is None else str(data_root)
+    if str(Path.cwd()) not in sys.path:  # where the factories of users are
+        sys.path.insert(0, str(Path.cwd()))
+    if dry_run:
+        from orthocond.cli.plan import show
+
+        return show(chosen, root)
+    return _train(chosen, runs, resume, root, tracker, quiet)
+
+
+def _no_preset(resume: str | None) -> str:
+    names = ", ".join(experiments.names())
+    if resume is not None:
+        return f"--resume without a run needs the preset whose last run goes on: {names}."
+    return f"Which preset? There are: {names}. For example: orthocond train dbn-sprites-small --method nog+ow+olr"
+
+
+def _train(config: Config, runs: Path, resume: str | None, root: str | None, tracker: str | None, quiet: bool) -> int:
+    from orthocond.lab.display import Display
+    from orthocond.lab.launch import name_of
+
+    run, made = None, False
+    if resume == LAST:
+        run = run_with(config, runs)
+    elif resume is not None:
+        run = find_run(resume, runs)
+        if changes := config_diff(experiments.read_config(run.config), config):
+            raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
+    if run is None:
+        run, made = Run.create(runs, name_of(config), config), True
+    speaks = ranks.rank() == 0
+    if speaks:
+        print(f"Run: {run.path}", flush=True)
+    code = 0
+    if not ranks.from_rank_0(_result(run).encode):  # else it has finished before
+        with Display([config.method.name], quiet=quiet or not speaks) as display, _removed_if_empty(run, made):
+            code = experiments.train(config, run, root=root, progress=lambda state: display(0, state), tracker=tracker)
+    if speaks:
+        print(_result(run) or f"Stopped. To go on: orthocond train --resume {run.path}", flush=True)
+    if ranks.world_size() > 1:
+        from accelerate import PartialState
+
+        PartialState().destroy_process_group()
+    return code
+
+
+@contextlib.contextmanager
+def _removed_if_empty(run: Run, made: bool) -> Iterator[None]:
+    """Where data or network are wrong, nothing was trained: leave no folder behind that was made for it."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError):
+        if made and ranks.rank() == 0 and not run.metrics() and not any(run.checkpoints.iterdir()):
+            shutil.rmtree(run.path)
+        raise
+
+
+def _result(run: Run) -> str:
+    """The numbers of the last line of a training that has finished; nothing before."""
+    lines = run.metrics()
+    if not (lines and lines[-1].get("finished")):
+        return ""
+    numbers = {k: v for k, v in lines[-1].items() if k not in ("step", "epoch", "finished")}
+    shown = (
+        f"{name.replace('_', ' ')} {value:.4g}" for name, value in numbers.items() if isinstance(value, (int, float))
+    )
+    return f"Result after {lines[-1]['step']} steps: {', '.join(shown)}"

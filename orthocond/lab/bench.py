@@ -1,0 +1,127 @@
+"""What a step of each method costs: forward pass, backward pass, step of the optimizer, measured in turn."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from orthocond.lab.classify import pipeline, prepare
+from orthocond.lab.data import Pair, sprites
+from orthocond.lab.methods import parameter_groups, penalty, treat_steps
+from orthocond.lab.presets import Classification
+
+_WARM_UP = 2  # steps that are not counted: the first ones allocate
+
+
+class Times(NamedTuple):
+    """Milliseconds of the parts of one training step."""
+
+    forward: float
+    backward: float
+    step: float
+
+    @property
+    def total(self) -> float:
+        """Milliseconds of the whole step."""
+        return self.forward + self.backward + self.step
+
+
+def bench(
+    config: Classification,
+    methods: Iterable[str],
+    *,
+    repeats: int = 20,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Times]:
+    """Time the training step of several methods on one network.
+
+    The methods take turns, and the median counts, so that whatever else the machine does meets all of them alike. The
+    images are sprites of the size that the configuration asks for: their content does not change the cost.
+
+    Args:
+        config: The configuration, whose method is replaced.
+        methods: Names of methods.
+        repeats: Steps of each method.
+        batch_size: Images of a step; that of the configuration if None.
+        progress: Called with the number of rounds so far, and of all.
+
+    Returns:
+        The times by method, in the order of ``methods``.
+
+    Raises:
+        ValueError: If there is no such method, or a number is not positive.
+
+    Example:
+        >>> from orthocond.lab.presets import preset
+        >>> times = bench(preset("dbn-sprites-small"), ["bn", "svd"], repeats=1, batch_size=4)
+        >>> list(times), min(times["svd"]) > 0
+        (['bn', 'svd'], True)
+    """
+    if repeats < 1:
+        raise ValueError(f"bench needs at least one repetition; got {repeats}.")
+    size = config.schedule.batch_size if batch_size is None else batch_size
+    config = replace(config, schedule=replace(config.schedule, batch_size=size))
+    images = sprites(size, size=config.data.size or 32)
+    steps = {name: stepper(_with(config, name), Pair(images, images)) for name in methods}
+    times: dict[str, list[Times]] = {name: [] for name in steps}
+    rounds = _WARM_UP + repeats
+    for count in range(rounds):
+        for name, step in steps.items():
+            times[name].append(step())
+        if progress is not None:
+            progress(count + 1, rounds)
+    return {name: _median(found[_WARM_UP:]) for name, found in times.items()}
+
+
+def stepper(config: Classification, pair: Pair) -> Callable[[], Times]:
+    """A function that makes one training step of a configuration, always on the same batch, and times it."""
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    network = prepare(config, pair)
+    model = network.module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layer = None if network.pre_svd is None else model.get_submodule(network.pre_svd)
+    schedule = config.schedule
+    groups = parameter_groups(config.method, model, network.pre_svd or "", schedule.weight_decay)
+    optimizer = torch.optim.SGD(groups, schedule.lr, schedule.momentum)
+    if layer is not None:
+        treat_steps(config.method, layer, optimizer)
+    images, labels = next(iter(pipeline(config, pair.train, train=True).batches()))
+    images, labels = images.to(device, memory_format=torch.channels_last), labels.to(device)
+
+    def loss() -> Tensor:
+        value = F.cross_entropy(model(images), labels)
+        extra = None if layer is None else penalty(config.method, layer)
+        return value if extra is None else value + extra
+
+    def step() -> Times:
+        model.train()
+        optimizer.zero_grad()
+        start = _now(device)
+        value = loss()
+        forward = _now(device)
+        value.backward()
+        backward = _now(device)
+        optimizer.step()
+        end = _now(device)
+        return Times(*(1e3 * t for t in (forward - start, backward - forward, end - backward)))
+
+    return step
+
+
+def _with(config: Classification, method: str) -> Classification:
+    return replace(config, method=replace(config.method, name=method))
+
+
+def _now(device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def _median(times: list[Times]) -> Times:
+    return Times(*(statistics.median(column) for column in zip(*times, strict=True)))
