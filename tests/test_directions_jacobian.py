@@ -360,7 +360,7 @@ PAINTER = Painter(6, 0, 3, rotated=False)
         (lambda: region_directions(NET, 2, mask=(0, 4, 4, 4)), ValueError, "inside the 8x8 image"),
         (lambda: region_directions(NET, 2, mask="face"), TypeError, "mask tensor"),
         (lambda: region_directions(NET, 2, mask=MASK, method="pca"), ValueError, "'lowrank', 'resefa'"),
-        (lambda: region_directions(NET, 2, mask=MASK, sparsity=1e-9), ValueError, "nothing of low rank"),
+        (lambda: region_directions(NET, 2, mask=MASK, sparsity=1 / 60), ValueError, "nothing of low rank"),
         (lambda: region_directions(NET, 2, mask=MASK, k=5), ValueError, "got k=5"),
         (lambda: region_directions(NET, 2, mask=MASK, k=9), ValueError, "latent dimensions, 5"),
         (lambda: region_directions(NET, 2, mask=MASK, relax=-1), ValueError, "at least 0"),

@@ -144,9 +144,9 @@ def region_directions(
       directions as dimensions. They are not orthogonal to each other.
 
     The authors of LowRankGAN average the colours first (``grey=True``), which misses a change of hue, and take a
-    sparsity of 1/60, which finds too small a rank in fewer than their 512 dimensions: 2 for 3 and 3 for 5 at 30. The
-    default, :math:`2 / \sqrt{d}` in a random rotation of the latents, found the right rank from 4 to 128 dimensions up
-    to a quarter of them; for a rest of the image of higher rank take ``"resefa"``.
+    sparsity of 1/60 for their 512 dimensions. At the minimum of robust PCA that leaves nothing of low rank in up to 60
+    dimensions. The default, :math:`2 / \sqrt{d}` in a random rotation of the latents, found the right rank from 4 to
+    128 dimensions up to a quarter of them; for a rest of the image of higher rank take ``"resefa"``.
 
     Args:
         generator: Any callable with ``z_dim``.
