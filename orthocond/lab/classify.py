@@ -49,7 +49,7 @@ def load_data(data: Data, root: str | None = None) -> Pair:
         size = data.in_memory or data.size or 32
         train, held_out = (
             sprites(count, size=size, split=split, noise=data.noise)
-            for split, count in (("train", data.limit), ("test", None))
+            for split, count in (("train", data.limit), ("test", data.held_out))
         )
         return Pair(train, held_out)
     if data.noise:
@@ -59,6 +59,8 @@ def load_data(data: Data, root: str | None = None) -> Pair:
         raise ValueError(f"{data.source} has no classes; a classifier needs a folder for each class.")
     if pair.train.classes != pair.held_out.classes:
         raise ValueError(f"{data.source}: training and held-out images have different classes.")
+    if data.held_out is not None and data.held_out < len(pair.held_out):
+        return Pair(pair.train, pair.held_out.sample(data.held_out))
     return pair
 
 

@@ -103,19 +103,19 @@ def launch(
             return Outcome(run, 128 + signal.SIGINT)
         command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path), *([data_root] if data_root else [])]
         # In a session of its own it gets no Ctrl-C from the terminal, but one signal from here.
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
             start_new_session=True,
-        )
-        processes.add(process)
-        try:
-            return Outcome(run, *_follow(process, index, progress))
-        finally:
-            processes.discard(process)
+        ) as process:
+            processes.add(process)
+            try:
+                return Outcome(run, *_follow(process, index, progress))
+            finally:
+                processes.discard(process)
 
     with ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(one, index) for index in range(len(configs))]

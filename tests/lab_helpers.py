@@ -1,0 +1,21 @@
+"""A configuration that trains in a second."""
+
+from dataclasses import replace
+
+from orthocond.lab.presets import Classification, Data, Method, Model, Schedule
+
+TINY = Classification(
+    data=Data("sprites", size=16, crop_padding=2, flip=True, limit=160, held_out=100),
+    model=Model("resnet18", depths=(1,), width=4),
+    schedule=Schedule(epochs=2, batch_size=32, milestones=(1,)),
+    log_every=2,
+)
+
+
+def tiny(method: str = "nog+ow+olr", **settings) -> Classification:
+    return replace(TINY, method=Method(method), **settings)
+
+
+def gcp(method: str = "svd", **settings) -> Classification:
+    model = Model("resnet18", "gcp", "imagenet", depths=(1, 1), width=8, reduction=8, last_stride=1)
+    return replace(tiny(method), data=replace(TINY.data, size=32), model=model, **settings)
