@@ -205,6 +205,13 @@ def test_dtype_and_same_result_twice():
     assert not first.vectors.requires_grad
 
 
+def test_half_precision_gives_directions_of_unit_length():
+    layer = nn.Linear(5, 30)
+    half = sefa(layer.bfloat16())
+    assert half.vectors.dtype == torch.float32
+    torch.testing.assert_close(half.vectors, sefa(layer.float()).vectors)
+
+
 # errors
 
 ONE = torch.ones(1)

@@ -334,6 +334,7 @@ class Flat(Net):
 
 
 NET = Net()
+CUT = Wrapped(NET, torch.detach)
 MASK = torch.zeros(8, 8)
 MASK[:2] = 1
 PAINTER = Painter(6, 0, 3, rotated=False)
@@ -349,6 +350,7 @@ PAINTER = Painter(6, 0, 3, rotated=False)
         (lambda: jacobian_directions(NET, 2, batch_size=0), ValueError, "at least 1"),
         (lambda: jacobian_directions(NET, 2, tol=-1.0), ValueError, "at least 0"),
         (lambda: jacobian_directions(NET, 2, 1, method="krylov", derivative="difference"), ValueError, "gradient"),
+        (lambda: jacobian_directions(CUT, 2, derivative="forward"), ValueError, "cuts the graph"),
         (lambda: jacobian_directions(Noisy(), 2), ValueError, "two calls in eval mode differ"),
         (lambda: jacobian_directions(Broken(), 2), ValueError, "NaN or infinite pixels"),
         (lambda: jacobian_directions(Flat(), 2), ValueError, r"\(n, C, H, W\).* got shape \(1, 128\)"),

@@ -14,7 +14,7 @@ from orthocond.directions._generator import (
     generate,
     latents,
 )
-from orthocond.matrix._common import check_count, check_floating, check_not_negative
+from orthocond.matrix._common import at_least_float32, check_count, check_floating, check_not_negative
 
 TIE_TOL = 0.01
 
@@ -168,8 +168,10 @@ def _check_sizes(name: str, values: Tensor, k: int) -> None:
         raise ValueError(f"Directions({name}=...) needs finite numbers of at least 0; got {values.tolist()}.")
 
 
-def from_eigenvectors(values: Tensor, columns: Tensor, k: int | None, method: str, tie_tol: float) -> Directions:
-    """Directions from eigenvalues and eigenvectors in columns, in any order.
+def from_eigenvectors(
+    values: Tensor, columns: Tensor, dtype: torch.dtype, k: int | None, method: str, tie_tol: float
+) -> Directions:
+    """Directions from eigenvalues and eigenvectors in columns, in any order; at least float32, for rows of length 1.
 
     Rounding may leave a zero eigenvalue below 0. The sign of an eigenvector is arbitrary: its largest entry is made
     positive, so that the same weight gives the same directions on every machine.
@@ -179,7 +181,8 @@ def from_eigenvectors(values: Tensor, columns: Tensor, k: int | None, method: st
     rows = rows / rows.norm(dim=1, keepdim=True)
     largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
     names = tuple(f"{method} {i}" for i in range(len(rows)))
-    return Directions(rows * largest.sign(), values[order].clamp_min(0), names, method, tie_tol)
+    dtype = at_least_float32(dtype)
+    return Directions((rows * largest.sign()).to(dtype), values[order].clamp_min(0).to(dtype), names, method, tie_tol)
 
 
 def check_k(k: int | None, z_dim: int, name: str) -> None:

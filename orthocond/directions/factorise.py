@@ -42,7 +42,7 @@ def sefa(
         tie_tol: Relative tolerance of ties; see `Directions`.
 
     Returns:
-        Directions in the dtype of the weight, computed in float64.
+        Directions in the dtype of the weight, at least float32; computed in float64.
 
     Raises:
         TypeError: If a layer is none of these.
@@ -76,8 +76,7 @@ def sefa(
     if normalise:
         a = nn.functional.normalize(a, dim=1, eps=torch.finfo(a.dtype).tiny)
     values, vectors = eigh(a.mT @ a)
-    dtype = parts[0].dtype
-    return from_eigenvectors(values.to(dtype), vectors.to(dtype), k, "sefa", tie_tol)
+    return from_eigenvectors(values, vectors, parts[0].dtype, k, "sefa", tie_tol)
 
 
 def _projection(layer: Projection) -> Tensor:

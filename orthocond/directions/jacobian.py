@@ -212,12 +212,12 @@ def jacobian_directions(
         seed: Of the drawn latents and the random start.
 
     Returns:
-        Directions in the dtype of the latents.
+        Directions in the dtype of the latents, at least float32.
 
     Raises:
         TypeError: If the generator is not a callable with ``z_dim``.
-        ValueError: If a shape or setting is not valid, k is above z_dim, or the generator has noise that does
-            not come from torch's random state.
+        ValueError: If a shape or setting is not valid, k is above z_dim, images do not change, or the generator has
+            noise that does not come from torch's random state.
         RuntimeError: If the generator cannot be differentiated in the way that is asked for.
 
     Accuracy:
@@ -259,4 +259,9 @@ def jacobian_directions(
             generated = torch.Generator().manual_seed(seed)
             start = torch.randn(d, block, dtype=torch.float64, generator=generated).to(z.device)
             values, vectors = krylov(lambda v: _product(found, z, v, batch_size), start, min(block, k or d), tol)
-    return from_eigenvectors(values.to(z.dtype), vectors.to(z.dtype), k, "jacobian", tie_tol)
+    if not values.any():
+        raise ValueError(
+            f"{name}: the images do not change with the latents at all. If they should, a part of the generator cuts "
+            "the graph; derivative='auto' finds out."
+        )
+    return from_eigenvectors(values, vectors, z.dtype, k, "jacobian", tie_tol)

@@ -164,7 +164,7 @@ def region_directions(
         seed: Of the drawn latents.
 
     Returns:
-        Directions in the dtype of the latents.
+        Directions in the dtype of the latents, at least float32.
 
     Raises:
         TypeError: If the generator is not a callable with ``z_dim``, or the mask is of another kind.
@@ -213,4 +213,4 @@ def region_directions(
         values, vectors = _generalised(inside, outside, ridge)
     if k is not None and k > len(values):
         raise ValueError(f"{name}(method='lowrank') finds a region of rank {len(values)} here; got k={k}.")
-    return from_eigenvectors(values.to(z.dtype), vectors.to(z.dtype), k, method, tie_tol)
+    return from_eigenvectors(values, vectors, z.dtype, k, method, tie_tol)
