@@ -30,7 +30,7 @@ class EffectMatrix:
     """What `effect_matrix` measures.
 
     Attributes:
-        values: ``(directions, factors)``, mean absolute change a sigma, in units of ``spread``; float64. NaN for a
+        values: ``(directions, factors)``, mean absolute change per sigma, in units of ``spread``; float64. NaN for a
             direction none of whose images could be read.
         factors: Names of the factors.
         spread: ``(factors,)``, what the changes are divided by.
@@ -208,7 +208,7 @@ def factor_report(
     samples: int = 10_000,
     effect_samples: int = 500,
     bins: int = 20,
-    binning: str = "width",
+    binning: str = "quantile",
     spread: Tensor | None = None,
     regressor: Boosting | None = None,
     batch_size: int = 128,
@@ -228,7 +228,9 @@ def factor_report(
         samples: Number of images for the scores.
         effect_samples: Number of latents for the effect matrix.
         bins: Bins of the histograms; see `mutual_information`.
-        binning: ``"width"`` or ``"quantile"``.
+        binning: ``"quantile"``, or ``"width"`` as in the literature. With bins of equal width even a generator whose
+            latents are the factors has a MIG of 0.64 where these are uniform: half of the bins of a normal code are
+            tails.
         spread: For the effect matrix.
         regressor: Trees of DCI; see `dci`. They take most of the time.
         batch_size: Images at a time.
@@ -334,7 +336,7 @@ def plot_effect_matrix(
     if title:
         axes.set_title(title)
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
-    bar.set_label("Change a σ, in spreads of the factor")
+    bar.set_label("Change per σ, in spreads of the factor")
     bar.outline.set_visible(False)
     if to_file:
         axes.figure.savefig(target, dpi=150, bbox_inches="tight")
