@@ -1,15 +1,22 @@
-"""The kinds of experiments: what a configuration in a run folder is, and how it is trained."""
+"""The kinds of experiments: what a configuration in a run folder is, how it is trained, and which presets there are."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orthocond.lab import classify
+from orthocond.lab import classify, gan_methods, gan_presets, generate, methods, presets
 from orthocond.lab.config import from_json
-from orthocond.lab.presets import Classification
+from orthocond.lab.data.options import nearest
+from orthocond.lab.gan_presets import Generation
+from orthocond.lab.presets import Classification, Scale
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 
-Config = Classification
+Config = Classification | Generation
+
+_KINDS: dict[str, type[Classification] | type[Generation]] = {
+    "classification": Classification,
+    "generation": Generation,
+}
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
@@ -19,7 +26,35 @@ def read_config(values: Mapping[str, Any]) -> Config:
         TypeError: If a value does not have the type of its setting.
         ValueError: If it is no configuration of an experiment.
     """
-    return from_json(Classification, values)
+    kind = values.get("kind", "classification")
+    if kind not in _KINDS:
+        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(_KINDS)}.")
+    return from_json(_KINDS[kind], values)
+
+
+def names() -> tuple[str, ...]:
+    """Names of the presets of all kinds."""
+    return presets.names() + gan_presets.names()
+
+
+def preset(name: str, scale: Scale = "laptop") -> Config:
+    """The configuration of a preset of any kind; see `presets.preset` and `gan_presets.preset`.
+
+    Raises:
+        ValueError: If there is no such preset or scale; the text gives the nearest name.
+
+    Example:
+        >>> preset("gan-sprites").kind, preset("dbn-sprites-small").kind
+        ('generation', 'classification')
+    """
+    if name not in names():
+        raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
+    return gan_presets.preset(name, scale) if name in gan_presets.names() else presets.preset(name, scale)
+
+
+def method_names(config: Config) -> tuple[str, ...]:
+    """The rows of the paper's tables for this kind of experiment."""
+    return gan_methods.NAMES if isinstance(config, Generation) else methods.NAMES
 
 
 def train(
@@ -30,5 +65,7 @@ def train(
     progress: Callable[[Progress], None] | None = None,
     tracker: str | None = None,
 ) -> int:
-    """Train what a configuration asks for; see `classify.train`."""
+    """Train what a configuration asks for; see `classify.train` and `generate.train`."""
+    if isinstance(config, Generation):
+        return generate.train(config, run, root=root, progress=progress, tracker=tracker)
     return classify.train(config, run, root=root, progress=progress, tracker=tracker)

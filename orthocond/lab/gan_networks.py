@@ -1,0 +1,99 @@
+"""Generators and discriminators by name or from a user's factory."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from orthocond.gans import EigenDiscriminator, EigenGenerator, SimpleDiscriminator, SimpleGenerator
+from orthocond.lab.config import from_json
+from orthocond.lab.data.options import nearest
+from orthocond.lab.gan_methods import latent_layers, treat_weights
+from orthocond.lab.gan_presets import GanModel, Generation
+from orthocond.lab.networks import _factory
+from orthocond.lab.runs import Run
+
+_NAMES = ("simple", "eigengan")
+
+
+class Networks(NamedTuple):
+    """The two networks of a GAN."""
+
+    generator: nn.Module
+    discriminator: nn.Module
+
+
+def build(model: GanModel, size: int) -> Networks:
+    """Make the networks of a configuration, without treatments yet.
+
+    Args:
+        model: Which networks.
+        size: Side of the images.
+
+    Raises:
+        ValueError: If there are no such networks, or their settings or the size do not fit.
+        TypeError: If a factory does not return two modules.
+    """
+    if ":" in model.name:
+        return _of_user(model.name, size)
+    if model.name == "simple":
+        return Networks(
+            SimpleGenerator(size, model.z_dim, model.width, channels=model.channels or None, blocks=model.blocks),
+            SimpleDiscriminator(size, model.discriminator_width, norm=model.discriminator_norm),
+        )
+    if model.name == "eigengan":
+        return Networks(
+            EigenGenerator(size, model.directions, model.noise_dim, model.width, model.max_channels),
+            EigenDiscriminator(size, model.discriminator_width, model.max_channels),
+        )
+    raise ValueError(
+        f"There is no GAN {model.name!r}.{nearest(model.name, _NAMES)} There are: {', '.join(_NAMES)}, and "
+        "package.module:function of your own."
+    )
+
+
+def _of_user(name: str, size: int) -> Networks:
+    made: Any = _factory(name)(size)
+    if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(m, nn.Module) for m in made)):
+        raise TypeError(f"{name} has to return a generator and a discriminator, two modules; it returned {made!r}.")
+    if not isinstance(getattr(made[0], "z_dim", None), int):
+        raise TypeError(f"The generator of {name} needs an attribute z_dim, its number of latents.")
+    return Networks(*made)
+
+
+def prepare(config: Generation) -> Networks:
+    """The networks of a configuration with the generator's weights treated, before any training."""
+    torch.manual_seed(config.seed)
+    networks = build(config.model, config.data.size)
+    treat_weights(config.method, latent_layers(networks.generator))
+    return networks
+
+
+def call(generator: nn.Module, z: Tensor, noise: Tensor | None) -> Tensor:
+    """Images of latents, with the noise of a generator that has some."""
+    images: Tensor = generator(z) if noise is None else generator(z, noise)
+    return images
+
+
+def sample(generator: nn.Module, count: int, random: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """Latents ``(count, z_dim)``, and the noise of a generator that has some."""
+    like = next(generator.parameters())
+    z = torch.randn(count, generator.z_dim, generator=random).to(like.device)  # type: ignore[call-overload]
+    draw: Any = getattr(generator, "sample_noise", None)
+    return z, None if draw is None else draw(count, generator=random)
+
+
+def load_generator(run: Run) -> nn.Module:
+    """The averaged generator of a run, from its last checkpoint, in evaluation mode on the CPU.
+
+    Raises:
+        ValueError: If the run is not one of a GAN.
+        RuntimeError: If it has no checkpoint yet.
+    """
+    config = from_json(Generation, run.config)
+    found = run.load()
+    if found is None:
+        raise RuntimeError(f"{run.path} has no checkpoint yet; train it first.")
+    generator = prepare(config).generator
+    generator.load_state_dict(found.state["ema"])
+    return generator.eval().requires_grad_(False)

@@ -1,0 +1,372 @@
+"""One training loop for GANs: on one device or many, resumed bit for bit (paper: section 6.2)."""
+
+import io
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from orthocond.gans import (
+    EMA,
+    Hinge,
+    LazyR1,
+    LeastSquares,
+    NonSaturating,
+    Objective,
+    Wasserstein,
+    augment,
+    gradient_penalty,
+    r1,
+)
+from orthocond.lab.data import SHAPES, ImageData, Pipeline, Sprites, load, sprites
+from orthocond.lab.data.images import centre_crop
+from orthocond.lab.gan_methods import latent_layers, make_predictor, rival_penalty, treat_steps, weight_penalty
+from orthocond.lab.gan_networks import Networks, call, prepare, sample
+from orthocond.lab.gan_presets import GanData, Generation
+from orthocond.lab.progress import Progress
+from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
+from orthocond.lab.runs.files import write_atomically
+from orthocond.matrix import matrix_view
+from orthocond.spectrum import singular_spectrum
+
+_OBJECTIVES: dict[str, Objective] = {
+    "non-saturating": NonSaturating(),
+    "hinge": Hinge(),
+    "hinge-saturating": Hinge(saturating=True),
+    "least-squares": LeastSquares(),
+    "wasserstein": Wasserstein(),
+}
+_STEP, _RIVAL, _PICTURE = 2, 3, 4  # streams of random numbers, beside those of the data
+_ROWS, _COLUMNS = 8, 8  # of the pictures
+
+
+def load_images(data: GanData, root: str | None = None) -> ImageData:
+    """The images of a configuration, of the side ``resize`` if that is given; cut out the middle of ``size``.
+
+    Raises:
+        FileNotFoundError: If there is no such data set.
+        ValueError: If it is broken, or a setting does not fit it.
+    """
+    side = data.resize or data.size
+    if side < data.size:
+        raise ValueError(f"data.resize needs at least data.size, {data.size}; got {data.resize}.")
+    if data.shape is None:
+        return load(data.source, root=root, size=side, limit=data.limit)
+    if data.source != "sprites":
+        raise ValueError(f"A shape is a setting of sprites; {data.source} has none. Leave data.shape out.")
+    images: Sprites = sprites(size=side)
+    images = images.subset((images.shapes == SHAPES.index(data.shape)).nonzero().flatten())
+    return images if data.limit is None else images.sample(data.limit)
+
+
+def train(
+    config: Generation,
+    run: Run,
+    *,
+    root: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    tracker: str | None = None,
+) -> int:
+    """Train a GAN in a run folder, from its last checkpoint if there is one.
+
+    A step is one of the discriminator and one of the generator, each with latents of its own. Every ``sample_every``
+    steps a picture of the averaged generator, always with the same latents, goes to the run's figures.
+
+    Under torchrun every process calls this. Images, latents, noise and augmentation are drawn for the whole batch and
+    divided among the processes, so that their number changes nothing but the rounding. The random vectors of HP, OroJaR
+    and LVP are drawn by each process, and the largest values of the paper's forms are those of its own images.
+
+    Args:
+        config: The configuration.
+        run: Its folder; what was logged after its last checkpoint is written again.
+        root: Folder of data sets.
+        progress: Called after each step, on the first process.
+        tracker: Name of a tracker of Accelerate that gets the metrics too, for example ``"tensorboard"``.
+
+    Returns:
+        0, or 130 and 143 where Ctrl-C or SIGTERM ended it after the state was saved.
+
+    Raises:
+        FloatingPointError: If loss or gradient is not finite; the text is a diagnosis, and checkpoints stay.
+        OSError: If the disk is full or read-only; checkpoints stay.
+    """
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision=config.precision,
+        log_with=tracker,
+        project_dir=str(run.path),
+    )
+    images = load_images(config.data, root)
+    return _Training(config, run, accelerator, images, prepare(config), progress, tracker).loop()
+
+
+def _random(stream: int, *numbers: int) -> torch.Generator:
+    """Random numbers that depend on these numbers alone, so that nothing has to be remembered for resuming."""
+    state = np.random.SeedSequence([stream, *numbers]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]))
+
+
+@dataclass
+class _Training:
+    """What one training consists of."""
+
+    config: Generation
+    run: Run
+    accelerator: Any
+    images: ImageData
+    networks: Networks
+    progress: Callable[[Progress], None] | None
+    tracker: str | None
+
+    def __post_init__(self) -> None:
+        config, schedule, accelerator = self.config, self.config.schedule, self.accelerator
+        self.rank, self.world_size = accelerator.process_index, accelerator.num_processes
+        self.pipeline = Pipeline(
+            data=self.images,
+            batch_size=schedule.batch_size,
+            train=True,
+            crop_padding=0,
+            flip=config.data.flip,
+            seed=config.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        self.epoch_steps = len(self.pipeline)
+        self.steps = schedule.steps
+        self.generator, self.discriminator = (network.to(accelerator.device) for network in self.networks)
+        self.layers = latent_layers(self.generator)
+        predictor = make_predictor(config.method, config.data.size, int(self.generator.z_dim))  # type: ignore[arg-type]
+        self.predictor = None if predictor is None else predictor.to(accelerator.device)
+        self.judged = [p for p in self.discriminator.parameters() if p.requires_grad]
+        self.drawn = [p for p in self.generator.parameters() if p.requires_grad]
+        self.drawn += [] if self.predictor is None else list(self.predictor.parameters())
+        self.optimizers = [torch.optim.Adam(p, schedule.lr, schedule.betas) for p in (self.judged, self.drawn)]
+        self.treatment = treat_steps(config.method, self.layers, self.optimizers[1])
+        self.ema = EMA(self.generator, decay=schedule.ema)
+        self.steppers = accelerator.prepare(*self.optimizers)
+        self.objective = _OBJECTIVES[config.objective.name]
+        lazy = config.objective
+        self.lazy = LazyR1(lazy.penalty_weight, lazy.penalty_interval, lazy.penalty_scaled)
+
+    def loop(self) -> int:
+        """Train from the last checkpoint to the end, or until asked to stop."""
+        first = self._resume() + 1
+        if self.tracker:
+            self.accelerator.init_trackers("orthocond")
+        both = nn.ModuleDict({"generator": self.generator, "discriminator": self.discriminator})
+        with Guard(self.run, both) as guard:
+            for step in range(first, self.steps + 1):
+                self._step(step, guard)
+                stop = guard.should_stop()
+                if stop or self._due(step, self.config.save_every):
+                    self.run.save(self._state(), step)
+                if stop:
+                    break
+        if self.tracker:
+            self.accelerator.end_training()
+        return guard.exit_code
+
+    def _due(self, step: int, every: int) -> bool:
+        return step == self.steps or (every > 0 and step % every == 0)
+
+    def _step(self, step: int, guard: Guard) -> None:
+        start = time.perf_counter()
+        epoch, index = divmod(step - 1, self.epoch_steps)
+        real = self._batch(epoch, index)
+        lr = self._learning_rate(step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+        self.generator.train()
+        self.discriminator.train()
+        random = _random(_STEP, self.config.seed, step)
+        losses = self._step_discriminator(step, real, random, guard) | self._step_generator(step, random, guard)
+        self.ema.update(self.generator)
+        means = self.accelerator.reduce(torch.stack([x.detach().double() for x in losses.values()]), "mean")
+        numbers = dict(zip(losses, means.tolist(), strict=True))
+        seconds = time.perf_counter() - start
+        if (step - 1) % self.config.log_every == 0 or step == self.steps:
+            metrics: dict[str, Any] = numbers | {"lr": lr} | self._facts()
+            if step == self.steps:
+                metrics["finished"] = True
+            self.run.log(step, epoch, timing={"step_seconds": seconds}, **metrics)
+            if self.tracker:
+                self.accelerator.log({k: v for k, v in metrics.items() if isinstance(v, (int, float))}, step)
+        if self.config.sample_every and self._due(step, self.config.sample_every) and self.accelerator.is_main_process:
+            self._draw(step)
+        if self.progress is not None and self.accelerator.is_main_process:
+            self.progress(Progress(step, self.steps, dict(numbers)))
+
+    def _batch(self, epoch: int, index: int) -> Tensor:
+        """The batches come from one iterator for an epoch, made anew at its beginning and after resuming."""
+        if index == 0 or not hasattr(self, "batches"):
+            self.batches = self.pipeline.batches(epoch, index)
+        images = next(self.batches).images.to(self.accelerator.device, non_blocking=True)
+        return centre_crop(images, self.config.data.size)
+
+    def _learning_rate(self, step: int) -> float:
+        schedule = self.config.schedule
+        constant = round(schedule.constant * self.steps)
+        return schedule.lr * min(1.0, (self.steps + 1 - step) / (self.steps + 1 - constant))
+
+    def _own(self, x: Tensor) -> Tensor:
+        """What this process has of a whole batch, as the pipeline divides the images."""
+        return x[self.rank :: self.world_size]
+
+    def _sample(self, random: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        z, noise = sample(self.generator, self.config.schedule.batch_size, random)
+        return self._own(z), None if noise is None else self._own(noise)
+
+    def _augmented(self, images: Tensor, random: torch.Generator) -> Tensor:
+        objective = self.config.objective
+        if not objective.augment:
+            return images
+        whole = images
+        if self.world_size > 1:  # room for the images of the others, so that the same numbers are drawn
+            whole = images.new_zeros(len(images) * self.world_size, *images.shape[1:])
+            whole[self.rank :: self.world_size] = images
+        settings: dict[str, Any] = {"probability": objective.augment_probability, "each": objective.augment_each}
+        return self._own(augment(whole, objective.augment, generator=random, **settings))
+
+    def _step_discriminator(self, step: int, real: Tensor, random: torch.Generator, guard: Guard) -> dict[str, Tensor]:
+        z, noise = self._sample(random)
+        with self.accelerator.autocast():
+            with torch.no_grad():
+                fake = call(self.generator, z, noise).float()
+            real, fake = self._augmented(real, random), self._augmented(fake, random)
+            logits = self.discriminator(real).float(), self.discriminator(fake).float()
+        loss = self.config.objective.discriminator_factor * self.objective.discriminator(*logits)
+        losses = {"discriminator_loss": loss}
+        factor = 0.0 if self.config.objective.penalty == "none" else self.lazy.factor(step - 1)
+        if factor:
+            losses["discriminator_penalty"] = self._gradient_penalty(real, fake, random)
+            loss = loss + factor * losses["discriminator_penalty"]
+        self._optimise(0, self.judged, loss, step, guard)
+        return losses
+
+    def _gradient_penalty(self, real: Tensor, fake: Tensor, random: torch.Generator) -> Tensor:
+        """In full precision: the gradients of a gradient are small."""
+        kind = self.config.objective.penalty
+        if kind == "r1":
+            return r1(self.discriminator, real)
+        whole = len(real) * self.world_size
+        t = self._own(torch.rand(whole, 1, 1, 1, generator=random)).to(real.device)
+        between = torch.lerp(fake, real, t)  # drawn here for all processes; between equal images nothing is drawn
+        return gradient_penalty(self.discriminator, between, between, center=float(kind == "gp"))
+
+    def _step_generator(self, step: int, random: torch.Generator, guard: Guard) -> dict[str, Tensor]:
+        z, noise = self._sample(random)
+        for parameter in self.judged:  # no gradients of what is not moved
+            parameter.requires_grad_(False)
+        with self.accelerator.autocast():
+            fake = call(self.generator, z, noise).float()
+            logits = self.discriminator(self._augmented(fake, random)).float()
+        loss = self.objective.generator(logits)
+        losses = {"generator_loss": loss}
+        method = self.config.method
+        extra = [weight_penalty(method, self.layers)]
+        own = _random(_RIVAL, self.config.seed, step, self.rank)
+        extra.append(
+            rival_penalty(method, self.generator, lambda z: call(self.generator, z, noise), z, self.predictor, own)
+        )
+        if found := [x for x in extra if x is not None]:
+            losses["method_penalty"] = torch.stack(found).sum()
+            loss = loss + losses["method_penalty"]
+        self._optimise(1, self.drawn, loss, step, guard)
+        for parameter in self.judged:
+            parameter.requires_grad_(True)
+        return losses
+
+    def _optimise(self, which: int, parameters: list[nn.Parameter], loss: Tensor, step: int, guard: Guard) -> None:
+        self.steppers[which].zero_grad()
+        self.accelerator.backward(loss)
+        if self.world_size > 1:
+            self._average_gradients(parameters)
+        guard.check(step, loss)
+        try:
+            self.steppers[which].step()
+        except ValueError as error:  # of a treatment that was given a gradient which is not finite
+            text = f"{error}\n{guard.diagnosis(step, float(loss))}"
+            self.run.note(text)
+            raise FloatingPointError(text) from error
+
+    def _average_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Not by DDP, whose hooks know neither gradients of gradients nor several calls of a network in a step."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        flat = self.accelerator.reduce(torch.cat([g.flatten() for g in gradients]), "mean")
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.reshape(gradient.shape))
+
+    def _facts(self) -> dict[str, Any]:
+        """Condition and ends of the spectrum of each weight that meets the latents; the worst condition first."""
+        weights: list[Any] = [layer.weight for layer in self.layers]
+        spectra = [singular_spectrum(matrix_view(w.detach())) for w in weights]
+        facts: dict[str, Any] = {
+            "condition": max(float(s.condition) for s in spectra),
+            "conditions": [float(s.condition) for s in spectra],
+            "largest": [float(s.largest) for s in spectra],
+            "smallest": [float(s.smallest) for s in spectra],
+        }
+        if self.treatment is not None and self.treatment.lr is not None:
+            found = [s.occurrence for s in self.treatment.statistics]
+            facts["olr_occurrence"] = sum(found) / len(found)
+        return facts
+
+    @torch.no_grad()
+    def _draw(self, step: int) -> None:
+        """A picture of the averaged generator with latents that depend on the seed alone."""
+        z, noise = sample(self.ema.model, _ROWS * _COLUMNS, _random(_PICTURE, self.config.seed))
+        write_atomically(self.run.figures / f"samples-{step:07d}.png", picture(call(self.ema.model, z, noise)))
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "generator": self.generator.state_dict(),
+            "discriminator": self.discriminator.state_dict(),
+            "ema": self.ema.state_dict(),
+            "predictor": None if self.predictor is None else self.predictor.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
+            "treatment": None if self.treatment is None else treatment_state(self.treatment),
+            "rng": capture_rng(),  # for networks of a user, which may draw from it
+        }
+
+    def _resume(self) -> int:
+        found = self.run.resume()
+        if found is None:
+            return 0
+        state = found.state
+        self.generator.load_state_dict(state["generator"])
+        self.discriminator.load_state_dict(state["discriminator"])
+        self.ema.load_state_dict(state["ema"])
+        if self.predictor is not None:
+            self.predictor.load_state_dict(state["predictor"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if self.accelerator.scaler and state["scaler"]:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.treatment is not None:
+            load_treatment_state(self.treatment, state["treatment"])
+        restore_rng(state["rng"])
+        return found.step
+
+
+def picture(images: Tensor, columns: int = _COLUMNS) -> bytes:
+    """A PNG of images ``(N, 3, H, W)`` in [-1, 1], in rows; small ones are enlarged."""
+    from PIL import Image
+
+    count, channels, height, width = images.shape
+    rows = -(-count // columns)
+    sheet = images.new_ones(rows * columns, channels, height + 2, width + 2)  # a white line around each
+    sheet[:count, :, 1:-1, 1:-1] = images.clamp(-1, 1)
+    tiles = sheet.unflatten(0, (rows, columns)).permute(0, 3, 1, 4, 2).reshape(rows * (height + 2), -1, channels)
+    pixels = tiles.add(1).mul(127.5).round().to(torch.uint8).cpu().numpy()
+    enlarged = Image.fromarray(np.repeat(np.repeat(pixels, f := max(1, 96 // height), 0), f, 1))
+    file = io.BytesIO()
+    enlarged.save(file, "PNG")
+    return file.getvalue()
