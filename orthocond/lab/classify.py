@@ -65,7 +65,7 @@ def load_data(data: Data, root: str | None = None) -> Pair:
 
 
 def pipeline(config: Classification, images: ImageData, *, train: bool, rank: int = 0, world_size: int = 1) -> Pipeline:
-    """The batches of a configuration, normalised by the statistics of sprites or of the images themselves."""
+    """The batches of a configuration, with images normalised by their own mean and deviation."""
     mean, std = images.statistics()
     data = config.data
     return Pipeline(
@@ -257,7 +257,7 @@ class _Training:
         try:
             self.stepper.step()
         except ValueError as error:  # of a treatment that was given a gradient which is not finite
-            text = f"{error}\n{guard.diagnosis(step, float(loss))}"
+            text = f"{error}\n{guard.diagnosis(step, float(loss.detach()))}"
             self.run.note(text)
             raise FloatingPointError(text) from error
         mean = self.accelerator.reduce(loss.detach().double(), "mean")
