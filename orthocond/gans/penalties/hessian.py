@@ -43,8 +43,8 @@ def hessian_penalty(
         layers: Modules of the network whose outputs are taken; None for the output of the network. What comes after
             the last of them is not run.
         vectors: Number of vectors v, at least 2.
-        derivative: ``"difference"``: central differences, 1 + 2 · vectors evaluations. ``"exact"``: forward mode, each
-            vector at the cost of about four evaluations.
+        derivative: ``"difference"``: central differences, 1 + 2 · vectors evaluations. ``"exact"``: nested forward
+            mode; with two vectors and a backward pass, 4 times the cost of differences.
         eps: Step of the differences, for each latent.
         reduction: ``"mean"`` or ``"max"``, over entries and samples.
         generator: Draws the vectors instead of torch's random state.

@@ -42,8 +42,8 @@ def orthogonal_jacobian(
         layers: Modules of the network whose outputs are taken; None for the output of the network. What comes after
             the last of them is not run.
         vectors: Number of vectors v, at least 2.
-        derivative: ``"exact"``: forward mode, each vector at the cost of about two evaluations. ``"difference"``:
-            forward differences, 1 + vectors evaluations.
+        derivative: ``"difference"``: forward differences, 1 + vectors evaluations. ``"exact"``: forward mode; with two
+            vectors and a backward pass, twice the cost of differences.
         eps: Step of the differences, for each latent.
         reduction: ``"mean"`` or ``"max"``, over samples.
         relative: Whether to divide by the squared mean.
