@@ -1,0 +1,340 @@
+"""Methods beside each other on the same data, over seeds: what each reached, and how sure the differences are."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from orthocond.lab import experiments
+from orthocond.lab.config import to_json
+from orthocond.lab.experiments import Config
+from orthocond.lab.presets import Scale
+from orthocond.lab.tables import paper, statistics
+from orthocond.lab.tables.records import Record
+from orthocond.lab.tables.table import Given, Table
+from orthocond.lab.tables.text import write_text
+
+_LEVEL = 0.05
+_WORDS = {"ns": "NS iteration", "bn": "BN"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What counts at the end of a training.
+
+    Attributes:
+        name: Its name in files.
+        title: Its name for people.
+        key: Of the last line of metrics.
+        higher: Whether more is better.
+        from_hundred: Whether the measure is 100 minus the metric.
+    """
+
+    name: str
+    title: str
+    key: str
+    higher: bool = False
+    from_hundred: bool = False
+
+    def of(self, record: Record) -> float:
+        """The measure of a training that has finished."""
+        value = float(record.metrics[-1][self.key])
+        return round(100 - value, 9) if self.from_hundred else value
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a training is described by besides.
+
+    Attributes:
+        key: Of the lines of metrics.
+        title: Its name for people.
+        over: ``late``: the median of the last quarter of the lines. ``last``: the last line. ``all``: the median of all
+            but the first.
+        style: How numbers are written; those of style ``log`` are averaged and compared as logarithms.
+        compared: Whether the ratio to the baseline is shown, of style ``log``.
+        paper_title: What the paper's number is called, where it measures something else.
+    """
+
+    key: str
+    title: str
+    over: Literal["late", "last", "all"] = "late"
+    style: Literal["log", "count", "percent", "milliseconds"] = "count"
+    compared: bool = False
+    paper_title: str | None = None
+
+    def of(self, record: Record) -> float | None:
+        """The fact of a training, or None if it has no such metric."""
+        _, values = record.series(self.key)
+        if not values:
+            return None
+        if self.over == "last":
+            return values[-1]
+        return median(values[-math.ceil(len(values) / 4) :] if self.over == "late" else values[1:] or values)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One network on one data set.
+
+    Attributes:
+        label: Its heading.
+        preset: Name of the preset.
+        numbers: The paper's numbers by the name of a measure and of a method.
+        facts: The paper's facts by the key of a fact and the name of a method.
+        paper_runs: Trainings behind each of the paper's means.
+        configure: Gives the configuration of a preset at a scale.
+    """
+
+    label: str
+    preset: str
+    numbers: Mapping[str, Mapping[str, paper.Number]] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    paper_runs: int = paper.RUNS
+    configure: Callable[[str, Scale], Config] = experiments.preset
+
+    def config(self, scale: Scale, method: Any, seed: int) -> Config:
+        """The configuration of one training."""
+        return replace(self.configure(self.preset, scale), method=method, seed=seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An experiment as figures see it.
+
+    Attributes:
+        table: The comparison that it belongs to.
+        experiment: The experiment.
+        records: Its trainings that have ended, by method.
+        summary: What the table says about it.
+    """
+
+    table: "Comparison"
+    experiment: Experiment
+    records: Mapping[Any, Sequence[Record]]
+    summary: dict[str, Any]
+
+    def short(self, method: Any) -> str:
+        """The name of a method without the SVD that all have."""
+        return self.table.label(method).removeprefix("SVD + ")
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A figure: its name, what draws it (None where there is nothing to draw), and the rows in it, None for all."""
+
+    name: str
+    draw: Callable[[Sequence[Outcome], Sequence[Any]], Any]
+    rows: tuple[Any, ...] | None = None
+
+
+def label(method: Any) -> str:
+    """What a method is called in the paper's tables; step lengths say by which form they are computed.
+
+    Example:
+        >>> from orthocond.lab.presets import Method
+        >>> label(Method("nog+ow+olr", olr="paper")), label(Method("ns"))
+        ("SVD + NOG + OW + OLR (paper's η)", 'NS iteration')
+    """
+    if method.name in _WORDS:
+        return _WORDS[method.name]
+    parts = [part.upper() for part in method.name.split("+") if part != "svd"]
+    form = {"paper": "paper's"}.get(method.olr, method.olr)
+    return " + ".join(["SVD", *parts]) + (f" ({form} η)" if "OLR" in parts else "")
+
+
+@dataclass(frozen=True)
+class Comparison(Table):
+    """A table whose rows are methods and whose numbers are means over seeds.
+
+    Each row is compared with the baseline, seed by seed: equal seeds have equal data in equal order.
+
+    Attributes:
+        name: See `Table`.
+        title: See `Table`.
+        text: See `Table`.
+        experiments: Its parts, each a table of its own.
+        rows: The methods.
+        measures: What counts.
+        facts: What else is shown.
+        figures: What is drawn.
+        notes: What a reader has to know.
+        baseline: Name of the method that others are compared with.
+        label: Gives the name of a method for people.
+    """
+
+    name: str
+    title: str
+    text: str
+    experiments: tuple[Experiment, ...]
+    rows: tuple[Any, ...]
+    measures: tuple[Measure, ...]
+    facts: tuple[Fact, ...]
+    figures: tuple[Sketch, ...] = ()
+    notes: tuple[str, ...] = ()
+    baseline: str = "svd"
+    label: Callable[[Any], str] = label
+
+    def configs(self, scale: Scale, seeds: int) -> list[Config]:
+        """All rows of a seed before those of the next, so that a table can be looked at early."""
+        return [
+            experiment.config(scale, row, seed)
+            for seed in range(seeds)
+            for experiment in self.experiments
+            for row in self.rows
+        ]
+
+    def write(self, folder: Path, given: Given) -> None:
+        """Write table.md, table.json, table.csv and the figures."""
+        from orthocond.lab.tables.figures import save
+
+        outcomes = [self._outcome(experiment, given) for experiment in self.experiments]
+        drawn = []
+        for sketch in self.figures:
+            if (figure := sketch.draw(outcomes, sketch.rows or self.rows)) is not None:
+                save(figure, folder / sketch.name)
+                drawn.append(sketch.name)
+        content = {
+            "table": self.name,
+            "title": self.title,
+            "text": self.text,
+            "scale": given.scale,
+            "seeds": given.seeds,
+            "baseline": self.baseline,
+            "measures": [asdict(measure) for measure in self.measures],
+            "facts": [asdict(fact) for fact in self.facts],
+            "experiments": [outcome.summary for outcome in outcomes],
+            "figures": drawn,
+            "notes": [*self.notes, *_scale_notes(given.scale), *_stopped(outcomes), *given.remarks],
+        }
+        write_text(content, folder)
+
+    def _outcome(self, experiment: Experiment, given: Given) -> Outcome:
+        records: dict[Any, list[Record]] = {}
+        rows = []
+        for method in self.rows:
+            configs = [experiment.config(given.scale, method, seed) for seed in range(given.seeds)]
+            records[method] = [given.records[config] for config in configs if config in given.records]
+            missing = [config.seed for config in configs if config not in given.records]
+            rows.append(self._row(experiment, method, records[method]) | {"missing": missing})
+        self._compare(rows, experiment.paper_runs)
+        summary = {"label": experiment.label, "preset": experiment.preset, "rows": rows}
+        return Outcome(self, experiment, records, summary)
+
+    def _row(self, experiment: Experiment, method: Any, records: Sequence[Record]) -> dict[str, Any]:
+        finished = [record for record in records if record.finished]
+        measures, facts = {}, {}
+        for measure in self.measures:
+            values = [measure.of(record) for record in finished]
+            best = (max if measure.higher else min)(values, default=None)
+            number = experiment.numbers.get(measure.name, {}).get(method.name)
+            measures[measure.name] = {
+                "paper": None if number is None else number._asdict(),
+                "values": values,
+                "mean": statistics.mean(values) if values else None,
+                "std": statistics.std(values),
+                "best": best,
+            }
+        for fact in self.facts:
+            found = [fact.of(record) for record in finished]
+            facts[fact.key] = {
+                "paper": experiment.facts.get(fact.key, {}).get(method.name),
+                "values": found,
+                **_centre([v for v in found if v is not None], log=fact.style == "log"),
+            }
+        return {
+            "method": to_json(method),
+            "label": self.label(method),
+            "seeds": [record.config.seed for record in finished],
+            "stopped": [{"seed": r.config.seed, "why": r.stopped} for r in records if not r.finished],
+            "measures": measures,
+            "facts": facts,
+        }
+
+    def _compare(self, rows: list[dict[str, Any]], paper_runs: int) -> None:
+        """Add to each row how it differs from the baseline; p-values are corrected for the number of rows."""
+        base = next((row for row in rows if row["method"]["name"] == self.baseline), None)
+        if base is None:
+            return
+        others = [row for row in rows if row is not base]
+        for measure in self.measures:
+            for row in others:
+                cell, reference = row["measures"][measure.name], base["measures"][measure.name]
+                cell["difference"] = _difference(row, base, cell["values"], reference["values"])
+                cell["paper_difference"] = _paper_difference(cell["paper"], reference["paper"], paper_runs)
+            tested = [d for row in others if (d := row["measures"][measure.name]["difference"]) and d["p"] is not None]
+            for difference, p in zip(tested, statistics.holm([d["p"] for d in tested]), strict=True):
+                better = (difference["mean"] > 0) == measure.higher
+                difference["p_holm"] = p
+                difference["verdict"] = ("better" if better else "worse") if p < _LEVEL else "not significant"
+        for fact in self.facts:
+            for row in others if fact.compared else ():
+                cell, reference = row["facts"][fact.key], base["facts"][fact.key]
+                cell["ratio"] = _ratio(row, base, cell["values"], reference["values"])
+
+
+def _centre(values: Sequence[float], *, log: bool) -> dict[str, float | None]:
+    """The mean over seeds, of logarithms if asked for, and both ends."""
+    if not values:
+        return {"mean": None, "low": None, "high": None}
+    if log and min(values) > 0 and math.isfinite(max(values)):
+        centre = math.exp(statistics.mean([math.log(v) for v in values]))
+    else:
+        centre = median(values) if log else statistics.mean(values)
+    return {"mean": centre, "low": min(values), "high": max(values)}
+
+
+def _pairs(row: dict[str, Any], base: dict[str, Any], values: list[Any], reference: list[Any]) -> list[Any]:
+    """Values of both rows for the seeds that both have."""
+    other = dict(zip(base["seeds"], reference, strict=True))
+    return [(v, other[seed]) for seed, v in zip(row["seeds"], values, strict=True) if seed in other]
+
+
+def _difference(
+    row: dict[str, Any], base: dict[str, Any], values: list[float], reference: list[float]
+) -> dict[str, Any] | None:
+    pairs = _pairs(row, base, values, reference)
+    return asdict(statistics.paired(*zip(*pairs, strict=True))) if pairs else None
+
+
+def _ratio(row: dict[str, Any], base: dict[str, Any], values: list[Any], reference: list[Any]) -> Any:
+    """The ratio to the baseline as a geometric mean with its 95 % interval, from paired logarithms."""
+    pairs = [p for p in _pairs(row, base, values, reference) if all(v and math.isfinite(v) and v > 0 for v in p)]
+    if not pairs:
+        return None
+    a, b = ([math.log(v) for v in side] for side in zip(*pairs, strict=True))
+    found = statistics.paired(a, b)
+    return {
+        key: None if v is None else math.exp(v)
+        for key, v in (("mean", found.mean), ("low", found.low), ("high", found.high))
+    }
+
+
+def _paper_difference(number: Any, reference: Any, runs: int) -> dict[str, Any] | None:
+    if number is None or reference is None:
+        return None
+    if number["std"] is None:
+        return asdict(statistics.Difference(number["mean"] - reference["mean"]))
+    found = statistics.pooled((number["mean"], number["std"]), (reference["mean"], reference["std"]), runs)
+    return asdict(found)
+
+
+def _scale_notes(scale: Scale) -> tuple[str, ...]:
+    if scale == "paper":
+        return ()
+    return (
+        "Network, images and epochs are those of a laptop: our absolute numbers cannot be compared with the paper's, "
+        "only the signs and sizes of differences between rows.",
+    )
+
+
+def _stopped(outcomes: Sequence[Outcome]) -> list[str]:
+    """A note for each training that ended because its loss was not finite."""
+    return [
+        f"{outcome.experiment.label}, {row['label']}, seed {stop['seed']} is not in the means: {stop['why']}."
+        for outcome in outcomes
+        for row in outcome.summary["rows"]
+        for stop in row["stopped"]
+    ]

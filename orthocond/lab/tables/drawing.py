@@ -1,0 +1,195 @@
+"""Pieces of figures: colours that stay with their method, curves over seeds, labels at the ends of lines."""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from orthocond.lab.tables.records import Record
+
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart, and two of Tol's.
+_BLACK, _ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE = (
+    *("#000000", "#E69F00", "#56B4E9", "#009E73"),
+    *("#0072B2", "#D55E00", "#CC79A7"),
+)
+_GREY, _WINE, _TEAL = "#8C8C8C", "#882255", "#44AA99"
+# Methods that stand in the same figure differ; those of the same kind are alike in all figures.
+_COLOURS = (
+    {"svd": _BLACK, "ns": _GREY, "bn": _SKY}
+    | {"sn": _ORANGE, "ol": _SKY, "ow": _GREEN, "wi": _WINE, "mow": _TEAL}
+    | {"nog": _BLUE, "nog+sn": _ORANGE, "nog+ol": _SKY, "nog+ow": _GREEN}
+    | {"olr": _RED, "nog+olr": _BLUE, "ow+olr": _GREEN, "nog+ow+olr": _PURPLE}
+)
+_MANY = 80  # points of a curve, so that files stay small
+_FONT = 8.5
+
+_PANEL, _LETTER, _HEIGHT = 3.4, 0.0715, 2.9  # inches: width of a panel, of a letter beside it, height of a panel
+
+
+class Curve(NamedTuple):
+    """A quantity over training: its mean over seeds, and the lowest and highest seed."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def colour(name: str) -> str:
+    """The colour of a method; one that is not in the paper's tables of classifiers gets one by its name."""
+    rest = (_BLUE, _RED, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE, _TEAL)
+    return _COLOURS.get(name, rest[sum(map(ord, name)) % len(rest)])
+
+
+def ink(tint: str) -> str:
+    """A darker form of a colour, for text on white.
+
+    Example:
+        >>> ink("#E69F00")
+        '#b07a00'
+    """
+    return "#" + "".join(f"{int(0.77 * int(tint[i : i + 2], 16)):02x}" for i in (1, 3, 5))
+
+
+def curve(records: Sequence[Record], key: str, *, log: bool, x: str = "step") -> Curve | None:
+    """A quantity over training, from all seeds; None if no value of it is finite.
+
+    Long trainings are divided into pieces, of which each seed gives its median.
+
+    Args:
+        records: The seeds.
+        key: Of the lines of metrics.
+        log: Whether the mean is that of logarithms; values of 0 and below are then left out.
+        x: Key of the horizontal axis.
+    """
+    points: dict[float, list[list[float]]] = {}
+    for seed, record in enumerate(records):
+        for line in record.metrics:
+            value = line.get(key)
+            if value is not None and math.isfinite(value) and (value > 0 or not log):
+                points.setdefault(line[x], [[] for _ in records])[seed].append(value)
+    if not points:
+        return None
+    steps = sorted(points)
+    size = math.ceil(len(steps) / _MANY)
+    found = Curve([], [], [], [])
+    for start in range(0, len(steps), size):
+        piece = steps[start : start + size]
+        seeds = [[v for step in piece for v in points[step][seed]] for seed in range(len(records))]
+        values = [median(v) for v in seeds if v]
+        centre = math.exp(sum(map(math.log, values)) / len(values)) if log else sum(values) / len(values)
+        for column, number in zip(found, (median(piece), centre, min(values), max(values)), strict=True):
+            column.append(number)
+    return found
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure of matplotlib that needs no display.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Figures need matplotlib, which is not installed; pip install orthocond[lab].") from error
+    return Figure(figsize=(width, height))
+
+
+def panels(rows: int, columns: int, labels: Sequence[str] = ()) -> tuple[Any, list[list[Any]]]:
+    """A figure with panels in rows, with room to the right of each for these labels."""
+    wide, gap, left, top, bottom = _PANEL + _LETTER * max(map(len, labels), default=0) + 0.25, 0.6, 0.65, 0.35, 0.5
+    width = columns * (wide + gap) - gap + left
+    height = rows * (_HEIGHT + bottom + top)
+    figure = new_figure(width, height)
+    grid = []
+    for row in range(rows):
+        y = height - (row + 1) * (_HEIGHT + top + bottom) + bottom
+        boxes = [((left + column * (wide + gap)) / width, y / height) for column in range(columns)]
+        grid.append([figure.add_axes((*box, _PANEL / width, _HEIGHT / height)) for box in boxes])
+    for axes in (axes for line in grid for axes in line):
+        dress(axes)
+    return figure, grid
+
+
+def dress(axes: Any) -> None:
+    """The look that all panels share."""
+    axes.grid(True, which="major", color="0.91", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=_FONT, color="0.6")
+    axes.spines[["left", "bottom"]].set_color("0.6")
+    axes.margins(x=0.01)
+    for text in (axes.xaxis.label, axes.yaxis.label):
+        text.set_size(_FONT + 0.5)
+
+
+def title(axes: Any, text: str, **settings: Any) -> None:
+    """A heading at the left of a panel."""
+    axes.set_title(text, loc="left", size=_FONT + 1.5, **settings)
+
+
+def draw_curve(axes: Any, found: Curve, name: str, *, dashed: bool, marker: str | None = None) -> None:
+    """The mean as a line, the range of the seeds as a band."""
+    tint = colour(name)
+    axes.fill_between(found.x, found.low, found.high, color=tint, alpha=0.13, linewidth=0)
+    axes.plot(found.x, found.mean, color=tint, linewidth=1.7, linestyle=(0, (3, 1.3)) if dashed else "-", marker=marker)
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names beside the right ends of lines, moved apart where they would overlap.
+
+    Args:
+        axes: The panel, whose limits are final afterwards.
+        ends: Height of an end in data, text and colour of each.
+    """
+    low, high = axes.get_ylim()
+    scale: Callable[[float], float] = math.log if axes.get_yscale() == "log" else float
+    heights = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for y, _, _ in ends]
+    order = sorted(range(len(ends)), key=lambda i: heights[i])
+    places = spread_out([heights[i] for i in order], 1.35 * _FONT / 72 / _HEIGHT)
+    axes.set_ylim(low, high)
+    for place, index in zip(places, order, strict=True):
+        _, text, tint = ends[index]
+        axes.plot(
+            [1.0, 1.03, 1.05],
+            [heights[index], place, place],
+            color=tint,
+            linewidth=0.7,
+            transform=axes.transAxes,
+            clip_on=False,
+        )
+        axes.text(1.06, place, text, color=ink(tint), size=_FONT, va="center", transform=axes.transAxes)
+
+
+def spread_out(heights: Sequence[float], gap: float) -> list[float]:
+    """Sorted places that are at least a gap apart, and as near to what they mark as that allows.
+
+    Example:
+        >>> [round(y, 2) for y in spread_out([0.5, 0.5, 0.9], 0.1)]
+        [0.45, 0.55, 0.9]
+    """
+    groups: list[list[float]] = []  # number, mean of the places that the first of each group should have
+    for index, height in enumerate(heights):
+        groups.append([1, height - index * gap])
+        while len(groups) > 1 and groups[-2][1] >= groups[-1][1]:  # they would overlap: one group, in the middle
+            n, y = groups.pop()
+            m, x = groups.pop()
+            groups.append([m + n, (m * x + n * y) / (m + n)])
+    places = [y for n, y in groups for _ in range(int(n))]
+    return [place + index * gap for index, place in enumerate(places)]
+
+
+def save(figure: Any, stem: Path) -> None:
+    """Write a figure as PNG and SVG, small; equal figures are equal bytes."""
+    from matplotlib import rc_context
+    from PIL import Image
+
+    pixels = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "orthocond"}):
+        figure.savefig(pixels, format="png", dpi=130)
+        figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None, "Creator": None})
+    # Few colours make a third of the size, and nobody sees it.
+    Image.open(pixels).convert("RGB").quantize(96).save(stem.with_name(f"{stem.name}.png"), optimize=True)

@@ -1,0 +1,146 @@
+"""Trainings as tables read them: from run folders, or from the compact copies that are kept beside the tables."""
+
+import contextlib
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from orthocond.lab.config import to_json
+from orthocond.lab.experiments import Config, read_config
+from orthocond.lab.launch import find_runs
+from orthocond.lab.runs import Run
+from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.runs.metrics import from_json_safe, json_safe
+
+_DIGITS = 6  # of each number; enough for a tenth of an image in ten thousand, and a third of the space of all
+_NOT_FINITE = re.compile(r"The loss is \S+ at step \d+")
+_BEGIN = re.compile(r"Started from the beginning\.|Resumed after step \d+\.")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of one training.
+
+    Attributes:
+        name: Name of its folder.
+        config: Its configuration.
+        metrics: Its lines of metrics, with the timings of the same steps; numbers have six digits.
+        stopped: What its log says about a loss that was not finite and ended it; None otherwise.
+    """
+
+    name: str
+    config: Config
+    metrics: list[dict[str, Any]]
+    stopped: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it reached its end."""
+        return bool(self.metrics and self.metrics[-1].get("finished"))
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing more will come: it has finished, or its loss was not finite."""
+        return self.finished or self.stopped is not None
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of the lines that have a quantity."""
+        lines = [line for line in self.metrics if line.get(key) is not None]
+        return [line["step"] for line in lines], [float(line[key]) for line in lines]
+
+
+def read_run(run: Run, config: Config) -> Record:
+    """The record of a run folder; the run is only read."""
+    lines = run.metrics()
+    for line, timing in zip(lines, run.times(), strict=False):  # a process may be writing the last one
+        line |= {key: value for key, value in timing.items() if key not in ("step", "seconds")}
+    log = run.path / "log.txt"
+    last = _BEGIN.split(log.read_text(errors="replace"))[-1] if log.is_file() else ""
+    stopped = _NOT_FINITE.search(last)
+    return Record(run.path.name, config, [_rounded(line) for line in lines], stopped[0] if stopped else None)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(v) for key, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list) else value
+
+
+def gather(
+    configs: Sequence[Config], runs: str | PathLike[str], out: str | PathLike[str]
+) -> tuple[dict[Config, Record], dict[Config, Record]]:
+    """What there is of some trainings: of each the newest run that has ended, else its kept copy.
+
+    Args:
+        configs: The trainings.
+        runs: Folder of runs; it need not exist.
+        out: Folder of results, in which copies are kept; it need not exist.
+
+    Returns:
+        Records from run folders, and records from kept copies, of those that have ended.
+    """
+    wanted = set(configs)
+    found = {c: r for run, c in find_runs(runs) if c in wanted and (r := read_run(run, c)).usable}
+    kept = {r.config: r for r in read_kept(out) if r.config in wanted and r.config not in found and r.usable}
+    return found, kept
+
+
+def read_kept(out: str | PathLike[str]) -> Iterator[Record]:
+    """All trainings that are kept in a folder of results; those of configurations that no longer exist are passed over.
+
+    Raises:
+        ValueError: If a file is damaged; the text names it.
+    """
+    for path in sorted((Path(out) / "runs").glob("*.jsonl.gz")):
+        for line in _read_lines(path):
+            try:
+                config = read_config(line["config"])
+            except (TypeError, ValueError):
+                continue
+            yield Record(line["run"], config, from_json_safe(line["metrics"]), line["stopped"])
+
+
+def keep(records: Iterable[Record], out: str | PathLike[str]) -> None:
+    """Add compact copies of trainings to a folder of results, in one file for each preset and scale.
+
+    A copy replaces the one of an equal configuration; others stay. Equal contents are equal bytes.
+
+    Raises:
+        ValueError: If a file that is there is damaged.
+        OSError: If the disk is full or read-only; files are then as before.
+    """
+    files: dict[Path, list[Record]] = {}
+    for record in records:
+        name = f"{record.config.preset}-{record.config.scale}.jsonl.gz"
+        files.setdefault(Path(out) / "runs" / name, []).append(record)
+    for path, new in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = {_key(line["config"]): line for line in _read_lines(path)} if path.exists() else {}
+        for record in new:
+            config = to_json(record.config)
+            metrics = json_safe(record.metrics, "metrics")
+            line = {"run": record.name, "config": config, "stopped": record.stopped, "metrics": metrics}
+            lines[_key(config)] = line
+        text = "".join(json.dumps(lines[key], separators=(",", ":")) + "\n" for key in sorted(lines))
+        write_atomically(path, gzip.compress(text.encode(), mtime=0))
+
+
+def _key(config: dict[str, Any]) -> str:
+    """Equal for equal configurations, also where one was written before a setting with a default was added."""
+    with contextlib.suppress(TypeError, ValueError):
+        config = to_json(read_config(config))
+    return json.dumps(config, sort_keys=True)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it, or delete it and make the table again.") from error

@@ -1,0 +1,62 @@
+"""What every table is: trainings that it needs, and files that it writes from them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orthocond.lab.experiments import Config
+from orthocond.lab.presets import Scale
+from orthocond.lab.progress import Progress
+from orthocond.lab.tables.records import Record
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a table is made of.
+
+    Attributes:
+        scale: ``paper`` or ``laptop``.
+        seeds: How many seeds were asked for.
+        records: The trainings that have ended, by their configuration.
+        measure: Whether times may be measured now.
+        remarks: What the reader of the table should know about the trainings.
+        progress: Called while times are measured, as while trainings run.
+    """
+
+    scale: Scale
+    seeds: int
+    records: Mapping[Config, Record]
+    measure: bool = True
+    remarks: tuple[str, ...] = ()
+    progress: Callable[[int, Progress], None] | None = None
+
+
+class Table(ABC):
+    """A table or figure: to add one, write a subclass or an instance of `Comparison`, and list it in `TABLES`.
+
+    Attributes:
+        name: What people type.
+        title: Its heading.
+        text: What it shows, in a sentence or two.
+    """
+
+    name: str
+    title: str
+    text: str
+
+    @abstractmethod
+    def configs(self, scale: Scale, seeds: int) -> list[Config]:
+        """The trainings that it needs; none if it measures by itself."""
+
+    @abstractmethod
+    def write(self, folder: Path, given: Given) -> None:
+        """Write its files into a folder that exists.
+
+        Args:
+            folder: The folder.
+            given: What it is made of; some trainings may be missing.
+
+        Raises:
+            FileNotFoundError: If there is nothing to write.
+        """

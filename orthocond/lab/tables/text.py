@@ -1,0 +1,222 @@
+"""A comparison as Markdown for people, CSV for spreadsheets, and JSON with every number of every seed."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.runs.metrics import json_safe
+
+_NONE = "–"
+
+
+def write_text(content: dict[str, Any], folder: Path) -> None:
+    """Write table.json, table.csv and table.md of a comparison.
+
+    Args:
+        content: What `Comparison.write` collects.
+        folder: The folder.
+
+    Raises:
+        OSError: If the disk is full or read-only.
+    """
+    write_json(content, folder / "table.json")
+    write_atomically(folder / "table.csv", _csv(content).encode())
+    write_atomically(folder / "table.md", _markdown(content).encode())
+
+
+def write_json(content: dict[str, Any], path: Path) -> None:
+    """Write JSON that people can read; NaN and infinity are texts."""
+    write_atomically(path, (json.dumps(json_safe(content, path.stem), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def grid(head: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown: the first column is text, the others are numbers.
+
+    Example:
+        >>> print(grid(["method", "error"], [["SVD", "19.99"]]))
+        | method | error |
+        |---|---:|
+        | SVD | 19.99 |
+    """
+    ruler = "|---|" + "---:|" * (len(head) - 1)
+    first, *rest = ("| " + " | ".join(line) + " |" for line in (head, *rows))
+    return "\n".join([first, ruler, *rest])
+
+
+def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
+    """A number with a fixed number of digits and a real minus; a dash for none.
+
+    Example:
+        >>> number(-0.5), number(0.5, 1, sign=True), number(None)
+        ('−0.50', '+0.5', '–')
+    """
+    if value is None:
+        return _NONE
+    text = f"{value:{'+' if sign else ''}.{digits}f}"
+    return text.replace("-", "−")
+
+
+def power(value: float | None) -> str:
+    """A positive number with two digits, as powers of ten if it is large.
+
+    Example:
+        >>> power(7812.0), power(12.3), power(float("inf"))
+        ('7.8e3', '12', '∞')
+    """
+    if value is None:
+        return _NONE
+    if math.isinf(value):
+        return "∞"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{value:.2g}" if -2 <= int(exponent) < 2 else f"{mantissa}e{int(exponent)}"
+
+
+def interval(found: dict[str, Any] | None, *, factor: bool = False) -> str:
+    """A difference with its interval; a factor, if asked for.
+
+    Example:
+        >>> interval({"mean": -0.5, "low": -1.0, "high": 0.0})
+        '−0.50 [−1.00, +0.00]'
+    """
+    if found is None:
+        return _NONE
+    low, centre, high = (power(found[k]) if factor else number(found[k], sign=True) for k in ("low", "mean", "high"))
+    ends = "" if found["low"] is None else f" [{low}, {high}]"
+    return ("×" if factor else "") + centre + ends
+
+
+def spread(cell: dict[str, Any] | None) -> str:
+    """Mean and standard deviation."""
+    if cell is None or cell["mean"] is None:
+        return _NONE
+    return number(cell["mean"]) + ("" if cell["std"] is None else f" ± {number(cell['std'])}")
+
+
+def _p(value: float | None) -> str:
+    return _NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _fact(cell: dict[str, Any], style: str) -> str:
+    if cell["mean"] is None:
+        return _NONE
+    if style == "log":
+        return power(cell["mean"])
+    if style == "percent":
+        return f"{100 * cell['mean']:.0f} %"
+    if style == "milliseconds":
+        return f"{1000 * cell['mean']:.0f}"
+    return f"{cell['mean']:.1f}".removesuffix(".0")
+
+
+def _markdown(content: dict[str, Any]) -> str:
+    base = next(
+        (r["label"] for e in content["experiments"] for r in e["rows"] if r["method"]["name"] == content["baseline"]),
+        content["baseline"],
+    )
+    parts = [f"# {content['title']}", content["text"]]
+    for experiment in content["experiments"]:
+        parts.append(f"## {experiment['label']}")
+        parts += [_measure_grid(content, experiment, measure, base) for measure in content["measures"]]
+        parts.append(_fact_grid(content, experiment, base))
+    parts += [f"![{name}]({name}.png)" for name in content["figures"]]
+    parts.append("## Notes")
+    parts.append("\n".join(f"- {note}" for note in content["notes"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _measure_grid(content: dict[str, Any], experiment: dict[str, Any], measure: dict[str, Any], base: str) -> str:
+    best = "max" if measure["higher"] else "min"
+    head = [
+        measure["title"],
+        "paper",
+        f"paper, {best}",
+        "ours",
+        f"ours, {best}",
+        "seeds",
+        f"paper − {base} [95 %]",
+        f"ours − {base} [95 %]",
+        "p (Holm)",
+        "p (sign flips)",
+        "significant?",
+    ]
+    rows = []
+    for row in experiment["rows"]:
+        cell = row["measures"][measure["name"]]
+        found = cell.get("difference") or {}
+        rows.append(
+            [
+                row["label"],
+                spread(cell["paper"]),
+                number(cell["paper"]["best"]) if cell["paper"] else _NONE,
+                spread(cell),
+                number(cell["best"]),
+                _seeds(row, content["seeds"]),
+                interval(cell.get("paper_difference")),
+                interval(found or None),
+                _p(found.get("p_holm")),
+                _p(found.get("p_exact")),
+                "baseline" if row["method"]["name"] == content["baseline"] else found.get("verdict", _NONE),
+            ]
+        )
+    return grid(head, rows)
+
+
+def _seeds(row: dict[str, Any], asked: int) -> str:
+    count = len(row["seeds"])
+    parts = [str(count) if count == asked else f"{count} of {asked}"]
+    if row["stopped"]:
+        parts.append(f"{len(row['stopped'])} stopped")
+    return ", ".join(parts)
+
+
+def _fact_grid(content: dict[str, Any], experiment: dict[str, Any], base: str) -> str:
+    columns: list[tuple[str, list[str]]] = []
+    for fact in content["facts"]:
+        cells = [row["facts"][fact["key"]] for row in experiment["rows"]]
+        if any(cell["paper"] is not None for cell in cells):
+            texts = [_NONE if cell["paper"] is None else str(cell["paper"]) for cell in cells]
+            columns.append((f"paper: {fact['paper_title'] or fact['title']}", texts))
+        if any(cell["mean"] is not None for cell in cells):
+            columns.append((fact["title"], [_fact(cell, fact["style"]) for cell in cells]))
+        if any(cell.get("ratio") for cell in cells):
+            columns.append((f"… / {base} [95 %]", [interval(cell.get("ratio"), factor=True) for cell in cells]))
+    labels = [row["label"] for row in experiment["rows"]]
+    lines = [[name, *(texts[i] for _, texts in columns)] for i, name in enumerate(labels)]
+    return grid(["Conditioning and cost", *(title for title, _ in columns)], lines)
+
+
+def _csv(content: dict[str, Any]) -> str:
+    """A line for each row of each experiment, numbers in full."""
+    lines: list[dict[str, Any]] = []
+    for experiment in content["experiments"]:
+        for row in experiment["rows"]:
+            line: dict[str, Any] = {
+                "experiment": experiment["label"],
+                "preset": experiment["preset"],
+                "scale": content["scale"],
+                "method": row["method"]["name"],
+                "label": row["label"],
+                "seeds": len(row["seeds"]),
+                "stopped": len(row["stopped"]),
+                "missing": len(row["missing"]),
+            }
+            for name, cell in row["measures"].items():
+                line |= {f"{name}_{key}": cell[key] for key in ("mean", "std", "best")}
+                line |= {f"{name}_paper_{key}": (cell["paper"] or {}).get(key) for key in ("mean", "std", "best")}
+                found, theirs = cell.get("difference") or {}, cell.get("paper_difference") or {}
+                tests = ("p", "p_holm", "p_exact", "verdict")
+                line |= {f"{name}_difference_{key}": found.get(key) for key in ("mean", "low", "high", *tests)}
+                line |= {f"{name}_paper_difference_{key}": theirs.get(key) for key in ("mean", "low", "high")}
+            for name, cell in row["facts"].items():
+                line |= {name: cell["mean"], f"{name}_low": cell["low"], f"{name}_high": cell["high"]}
+                line[f"{name}_paper"] = cell["paper"]
+            lines.append(line)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()

@@ -1,0 +1,153 @@
+"""The paper's table of times: forward and backward pass of each method."""
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orthocond.lab.bench import bench
+from orthocond.lab.experiments import Config
+from orthocond.lab.presets import Method, Scale, preset
+from orthocond.lab.progress import Progress
+from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.tables import paper
+from orthocond.lab.tables.comparison import label
+from orthocond.lab.tables.drawing import dress, new_figure, save, title
+from orthocond.lab.tables.table import Given, Table
+from orthocond.lab.tables.text import grid, number, write_json
+
+_PRESET = "dbn-cifar100-resnet50"
+_PARTS = {"forward": "#56B4E9", "backward": "#0072B2", "step": "#E69F00"}
+_NOTES = (
+    "Ours are medians of steps in which the methods take turns, on one batch that stays in memory.",
+    "NOG and OLR act in the step of the optimizer, which the paper counts as backward pass: compare its backward pass "
+    "with our backward pass and step together.",
+    "The paper's times are of an RTX A6000; compare ratios to SVD, not milliseconds.",
+)
+
+
+@dataclass(frozen=True)
+class Timing(Table):
+    """Milliseconds of the parts of a training step, measured when the table is made."""
+
+    name: str
+    title: str
+    text: str
+
+    def configs(self, scale: Scale, seeds: int) -> list[Config]:
+        """None: times are measured, not trained."""
+        return []
+
+    def write(self, folder: Path, given: Given) -> None:
+        """Write table.md, table.json, table.csv and a figure; measure, or take the times of the table that is there."""
+        path = folder / "table.json"
+        if given.measure:
+            content = self._measure(given)
+        elif path.exists():
+            content = json.loads(path.read_text())
+        else:
+            raise FileNotFoundError(f"There are no times in {path}; measure them with train=True.")
+        write_json(content, path)
+        write_atomically(folder / "table.csv", _csv(content["rows"]).encode())
+        write_atomically(folder / "table.md", _markdown(content).encode())
+        save(_figure(content), folder / "time")
+
+    def _measure(self, given: Given) -> dict[str, Any]:
+        config = preset(_PRESET, given.scale)
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        # A step at the paper's scale takes a CPU many seconds.
+        repeats = 3 if given.scale == "paper" and device.type == "cpu" else 20
+
+        def progress(done: int, rounds: int) -> None:
+            if given.progress is not None:
+                given.progress(0, Progress(done, rounds, {}))
+
+        times = bench(config, list(paper.MILLISECONDS), repeats=repeats, progress=progress)
+        rows: list[dict[str, Any]] = []
+        for name, found in times.items():
+            forward, backward = paper.MILLISECONDS[name]
+            ours = {"forward": found.forward, "backward": found.backward, "step": found.step, "total": found.total}
+            theirs = {"forward": forward, "backward": backward, "total": forward + backward}
+            rows.append({"method": name, "label": label(Method(name)), "ours": ours, "paper": theirs})
+        for side in ("ours", "paper"):
+            base = next(row[side]["total"] for row in rows if row["method"] == "svd")
+            for row in rows:
+                row[side]["relative"] = row[side]["total"] / base
+        return {
+            "table": self.name,
+            "title": self.title,
+            "text": self.text,
+            "scale": given.scale,
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "batch_size": config.schedule.batch_size,
+            "repeats": repeats,
+            "rows": rows,
+        }
+
+
+def _markdown(content: dict[str, Any]) -> str:
+    head = ["method", "paper FP", "paper BP", "paper / SVD", "FP", "BP", "step", "FP + BP + step", "ours / SVD"]
+    rows = []
+    for row in content["rows"]:
+        ours, theirs = row["ours"], row["paper"]
+        milliseconds = [number(ours[key], 1) for key in ("forward", "backward", "step", "total")]
+        paper_side = [number(theirs["forward"], 0), number(theirs["backward"], 0), number(theirs["relative"])]
+        rows.append([row["label"], *paper_side, *milliseconds, number(ours["relative"])])
+    where = (
+        f"Scale {content['scale']}, batches of {content['batch_size']} images, {content['device']}, "
+        f"{content['threads']} thread(s), {content['repeats']} steps of each method."
+    )
+    notes = "\n".join(f"- {note}" for note in (where, *_NOTES))
+    return "\n\n".join(
+        [f"# {content['title']}", content["text"], grid(head, rows), "![time](time.png)", "## Notes", notes + "\n"]
+    )
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        {"method": row["method"], "label": row["label"]}
+        | {f"{side}_{key}": value for side in ("ours", "paper") for key, value in row[side].items()}
+        for row in rows
+    ]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()
+
+
+def _figure(content: dict[str, Any]) -> Any:
+    """Bars of the parts of a step, ours and the paper's; a line marks the total of SVD."""
+    rows = content["rows"]
+    figure = new_figure(8.6, 0.32 * len(rows) + 1.35)
+    for place, (side, heading) in enumerate((("ours", "ours"), ("paper", "paper, RTX A6000"))):
+        axes = figure.add_axes((0.235 + 0.39 * place, 0.2, 0.36, 0.58))
+        dress(axes)
+        start = [0.0] * len(rows)
+        for part, tint in _PARTS.items():
+            lengths = [row[side].get(part, 0.0) for row in rows]
+            axes.barh(range(len(rows)), lengths, left=start, color=tint, height=0.62, label=part)
+            start = [a + b for a, b in zip(start, lengths, strict=True)]
+        for y, (end, row) in enumerate(zip(start, rows, strict=True)):
+            text = f"×{row[side]['relative']:.2f}"
+            axes.annotate(text, (end, y), xytext=(3, 0), textcoords="offset points", va="center", size=8)
+        axes.axvline(next(row[side]["total"] for row in rows if row["method"] == "svd"), color="0.35", linewidth=0.8)
+        axes.set_xlim(0, 1.17 * max(start))
+        axes.set_yticks(range(len(rows)), [row["label"] for row in rows] if place == 0 else [""] * len(rows))
+        axes.invert_yaxis()
+        axes.grid(False, axis="y")
+        axes.set_xlabel("milliseconds")
+        title(axes, heading)
+        if place == 0:
+            axes.legend(ncols=3, frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.25, 1.0))
+    return figure
+
+
+TABLES: tuple[Table, ...] = (
+    Timing("time", "Time of a training step", "Milliseconds of forward pass, backward pass and step of the optimizer."),
+)
