@@ -252,6 +252,18 @@ def test_latents_that_paint_disjoint_regions(z_dim, inside, outside, rotated, me
     assert effect_sizes(g, found, mask=g.mask == 0).max() < 1e-3
 
 
+@pytest.mark.parametrize("method", ["lowrank", "resefa"])
+def test_a_latent_that_changes_both_is_balanced_by_one_that_changes_the_rest(method):
+    """The first latent paints all, the second the same outside alone: their difference leaves the outside."""
+    g = Painter(8, 1, 1, rotated=False).double()
+    g.basis[0] = g.basis[0] + g.basis[1]
+    g.forward = lambda z: torch.einsum("nd,dchw->nchw", z, g.basis)
+    found = region_directions(g, 4, mask=g.mask, method=method, k=1)
+    expected = torch.tensor([1.0, -1.0, *[0.0] * 6]).double() / 2**0.5
+    assert (found.vectors[0] @ expected).abs() > 1 - 1e-4
+    assert effect_sizes(g, found, mask=g.mask == 0) < 0.01
+
+
 def test_lowrank_importance_is_the_change_of_the_region():
     g = Painter(8, 2, 3, True).double()
     z = torch.randn(4, 8).double()
