@@ -1,0 +1,82 @@
+"""How good a trained classifier is: on held-out images, with the statistics it has kept and with fresh ones."""
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from orthocond.lab.classify import evaluate, pipeline
+from orthocond.lab.data import Pipeline
+from orthocond.lab.restore import load_model
+from orthocond.lab.runs import Run
+from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.runs.metrics import json_safe
+from orthocond.layers import DecorrelatedBatchNorm2d
+from orthocond.monitor import diagnose
+
+FILE = "evaluation.json"
+_FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, batches: Pipeline, count: int = 32) -> None:
+    """Take the running statistics of batch normalisation, plain and decorrelated, anew with the weights as they are.
+
+    Running averages lag behind weights that move. That is nothing at the end of a long schedule, but after a short one
+    it can outweigh what the weights themselves are worth, above all for whitening: a direction that has just left the
+    null space of the running covariance is amplified by up to ``eps ** -0.5``.
+
+    Args:
+        model: The model, changed in place and left in evaluation mode.
+        batches: Training images.
+        count: Number of batches to average over.
+    """
+    layers = [m for m in model.modules() if isinstance(m, (nn.BatchNorm2d, DecorrelatedBatchNorm2d))]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain average of all batches
+    model.train()
+    device = next(model.parameters()).device
+    for images, _ in itertools.islice(batches.batches(), count):
+        model(images.to(device))
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    model.eval()
+
+
+def assess(run: Run, *, root: str | None = None) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of a classifier and write ``evaluation.json`` into its folder.
+
+    Args:
+        run: The run.
+        root: Folder of data sets.
+
+    Returns:
+        ``step``; ``loss``, ``error`` and ``top5_error`` in percent on held-out images; the same with
+        ``recalibrated_`` before them, after `recalibrate`; and of a network with an SVD layer ``size``, ``rank``,
+        ``condition``, ``condition_on_range`` and ``eps`` of its covariance on a batch of training images.
+
+    Raises:
+        RuntimeError: If it has no checkpoint yet.
+        ValueError: If it is not the run of a classifier.
+    """
+    restored = load_model(run, root=root)
+    model, config = restored.model, restored.config
+    train = pipeline(config, restored.pair.train, train=True)
+    # As in training: normalised by the statistics of the training images.
+    held_out = replace(train, data=restored.pair.held_out, train=False)
+    values: dict[str, Any] = {"step": restored.step} | evaluate(model, held_out)._asdict()
+    if restored.network.svd_layer is not None:
+        batch = next(iter(train.batches()))
+        row = diagnose(model, (batch.images, batch.labels), F.cross_entropy)[restored.network.svd_layer]
+        values |= {key: getattr(row, key) for key in _FACTS}
+    recalibrate(model, train)
+    values |= {f"recalibrated_{name}": value for name, value in evaluate(model, held_out)._asdict().items()}
+    text = json.dumps(json_safe(values, FILE), indent=1) + "\n"
+    write_atomically(run.path / FILE, text.encode())
+    return values
