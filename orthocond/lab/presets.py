@@ -22,6 +22,7 @@ class Data:
         limit: Number of training images; None takes all.
         noise: Of sprites, the standard deviation of noise on the pixels.
         in_memory: Side to which images are scaled once, when they are loaded.
+        held_out: Number of held-out images; None takes all.
     """
 
     source: str = "sprites"
@@ -32,6 +33,7 @@ class Data:
     limit: int | None = None
     noise: float = 0.0
     in_memory: int | None = None
+    held_out: int | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ _PRESETS: dict[str, dict[Scale, Classification]] = {
             scale="laptop",
             data=Data("tiny-imagenet-20", size=56, crop_padding=0),
             model=Model("resnet18", "gcp", "imagenet", depths=(1, 1, 1), width=16, reduction=64, last_stride=1),
-            schedule=Schedule(4, 50, weight_decay=1e-4, milestones=(2, 3)),
+            schedule=Schedule(3, 50, weight_decay=1e-4, milestones=(2,)),
             log_every=20,
         ),
     },
