@@ -1,5 +1,6 @@
 """orthocond: well-conditioned SVD layers and disentangled GAN latents for PyTorch."""
 
+from orthocond import directions, gans, metrics
 from orthocond.fold import FoldReport, fold
 from orthocond.layers import (
     CovariancePool2d,
@@ -111,4 +112,8 @@ __all__ = [
     "LayerDiagnosis",
     "pre_svd_layer",
     "PreSVDLayer",
+    # generators and their latent spaces
+    "directions",
+    "gans",
+    "metrics",
 ]

@@ -39,8 +39,9 @@ def test_import_is_quiet_and_needs_torch_alone():
 def test_every_public_name_exists_and_is_documented():
     import orthocond
 
-    for name in orthocond.__all__:
-        assert getattr(orthocond, name).__doc__, name
+    for module in (orthocond, orthocond.directions, orthocond.gans, orthocond.metrics):
+        for name in module.__all__:
+            assert getattr(module, name).__doc__, name
 
 
 def test_every_public_name_is_in_the_api_page():
