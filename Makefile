@@ -7,8 +7,8 @@ BIN = .venv/bin
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
-demo: .venv/.lab  ## see the gradient of an SVD layer break, and not break: a table and a figure in runs/demo
-	$(BIN)/python examples/gradient_at_ties.py
+demo: .venv/.lab  ## see what treatments do to an SVD layer, in two minutes: a table, a figure and a report in runs/demo
+	$(BIN)/python -m orthocond demo
 
 test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at most 12 minutes on two cores
 	$(BIN)/ruff check .

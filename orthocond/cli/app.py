@@ -61,7 +61,7 @@ def run(tokens: Sequence[str]) -> int:
 def _app(tokens: Sequence[str]) -> App:
     app = App(name="orthocond", help=_HELP, version=orthocond.__version__)
     for name, command in COMMANDS.items():
-        app.command(command or train.command(tokens[1:] if tokens[:1] == ["train"] else ()), name=name)
+        app.command(command or train.command(tokens[1:] if tokens[:1] == ["train"] else ["--help"]), name=name)
     return app
 
 

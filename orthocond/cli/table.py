@@ -38,16 +38,20 @@ def table(
     """
     from orthocond.lab import tables
     from orthocond.lab.display import Display
+    from orthocond.lab.launch import name_of
 
     names = tables.names()
     if name is None:
-        print("\n".join(names))
+        for each in names:
+            print(f"{each:28s} {tables.describe(each)}")
         return
     if name not in names:
         raise UsageError(f"There is no table {name!r}.{nearest(name, names)} There are: {', '.join(names)}.")
     root = None if data_root is None else str(data_root)
-    with Display([], quiet=quiet) as display:
-        path = tables.make(
+    missing = tables.plan(name, scale=scale, seeds=seeds, runs=runs, out=out) if train else []
+    with Display([name_of(config) for config in missing], quiet=quiet) as display:
+        folder = tables.make(
             name, scale=scale, seeds=seeds, runs=runs, out=out, jobs=jobs, data_root=root, train=train, progress=display
         )
-    print(f"Written to {path}")
+    print((folder / "table.md").read_text(encoding="utf-8"))
+    print(f"Written to {folder}")

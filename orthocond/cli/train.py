@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from orthocond.cli import settings
 from orthocond.cli.runs import find_run, run_with
@@ -30,13 +30,19 @@ def complete(tokens: Sequence[str]) -> list[str]:
 
 
 def command(tokens: Sequence[str]) -> Callable[..., int]:
-    """The command with every setting as an option, if its tokens tell the preset or run whose settings these are."""
+    """The command with every setting of the preset or run that its tokens tell as an option.
+
+    Raises:
+        UsageError: If they tell none and do not ask for help.
+    """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         _join_processes()
     start = _start(complete(tokens))
+    if start is None and not {"--help", "-h"} & set(tokens):
+        raise UsageError(_no_preset("--resume" in tokens))
 
     def chosen(preset: str | None = None, /, **options: Any) -> int:
-        return train(start, preset, **options)
+        return train(cast(Config, start), preset, **options)
 
     own = inspect.signature(train).parameters
     parameters = [p for name, p in own.items() if name != "start" and p.kind is not p.VAR_KEYWORD]
@@ -76,7 +82,7 @@ def _start(tokens: Sequence[str]) -> Config | None:
 
 
 def train(
-    start: Config | None,
+    start: Config,
     preset: str | None = None,
     /,
     *,
@@ -97,7 +103,7 @@ def train(
     (`torchrun --nproc-per-node 2 -m orthocond train ...`) the batches are divided among the processes.
 
     Args:
-        start: What the options change; None if nothing tells the preset.
+        start: What the options change.
         preset: Name of the preset; not needed with `--resume RUN` or a file that names it.
         scale: The numbers of the paper, or minutes on a laptop.
         config: TOML file with settings, in tables as in config.json of a run. Options go before it.
@@ -110,22 +116,22 @@ def train(
         quiet: Print the run folder and the result only.
         given: Settings that were given as options.
     """
-    if start is None:
-        raise UsageError(_no_preset(resume))
     chosen = settings.check(settings.apply(start, given))
     root = None if data_root is None else str(data_root)
     if str(Path.cwd()) not in sys.path:  # where the factories of users are
         sys.path.insert(0, str(Path.cwd()))
     if dry_run:
+        if ranks.world_size() > 1:
+            raise UsageError("--dry-run needs one process; leave torchrun out.")
         from orthocond.cli.plan import show
 
         return show(chosen, root)
     return _train(chosen, runs, resume, root, tracker, quiet)
 
 
-def _no_preset(resume: str | None) -> str:
+def _no_preset(resume: bool) -> str:
     names = ", ".join(experiments.names())
-    if resume is not None:
+    if resume:
         return f"--resume without a run needs the preset whose last run goes on: {names}."
     return f"Which preset? There are: {names}. For example: orthocond train dbn-sprites-small --method nog+ow+olr"
 

@@ -174,9 +174,9 @@ _DENSENET = Model("densenet121"), Model("densenet121", depths=(2, 2, 2), width=1
 _MOBILENET = Model("mobilenetv2"), Model("mobilenetv2", depths=(1, 1, 1, 1), width=256)
 _SPRITES = Classification(
     "dbn-sprites-small",
-    data=Data("sprites", size=16, crop_padding=0, flip=False, limit=4000, noise=0.1),
+    data=Data("sprites", size=24, crop_padding=0, flip=False, limit=3600, noise=0.05, held_out=1000),
     model=Model("resnet18", depths=(1, 1), width=16),
-    schedule=Schedule(epochs=4, batch_size=64, milestones=(2, 3)),
+    schedule=Schedule(epochs=4, batch_size=32, milestones=(2, 3)),
     log_every=5,
 )
 _GCP = Classification(

@@ -1,0 +1,240 @@
+"""The command line: help, settings, errors and exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from orthocond.cli import app, main, settings
+from orthocond.cli import train as train_module
+from orthocond.lab import experiments
+from orthocond.lab.config import replace_at
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "900")
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """What `train` was asked for, instead of a training."""
+    calls = []
+    monkeypatch.setattr(train_module, "_train", lambda *arguments: calls.append(arguments) or 0)
+    return calls
+
+
+# Help
+
+
+def test_help_names_every_command(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f" {name} " in text for name in app.COMMANDS)
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_explains_itself_and_each_option(name, capsys):
+    assert main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    options = [line for line in lines if line.startswith("│ ")]
+    assert options
+    assert all(len(line.strip("│ ").split("  ")) > 1 for line in options), "an option without explanation"
+
+
+@pytest.mark.parametrize("name", experiments.names())
+@pytest.mark.parametrize("scale", ["paper", "laptop"])
+def test_help_of_a_preset_shows_every_setting_with_its_own_default(name, scale, capsys):
+    assert main(["train", name, "--scale", scale, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for setting in settings.settings(experiments.preset(name, scale)):
+        option = "--" + setting.path.replace("_", "-")
+        (line,) = (line for line in lines if f"{option} " in line and line.startswith("│ --"))
+        assert setting.help, option
+        if setting.value is not None and setting.value != ():
+            assert f"[default: {setting.value}]" in line
+
+
+def test_version(capsys):
+    import orthocond
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == orthocond.__version__
+
+
+def test_python_m_orthocond_starts_without_the_heavy_parts():
+    command = [sys.executable, "-X", "importtime", "-m", "orthocond", "list", "methods"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "nog+ow+olr" in result.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "orthocond.cli.app" in loaded
+    assert not loaded & {"accelerate", "matplotlib", "datasets", "scipy", "pandas"}
+
+
+# Settings
+
+CHANGES = [
+    (["--schedule.lr", "0.05"], "schedule.lr", 0.05),
+    (["--schedule.milestones", "3", "4", "5"], "schedule.milestones", (3, 4, 5)),
+    (["--schedule.milestones=[3,4]"], "schedule.milestones", (3, 4)),
+    (["--data.flip"], "data.flip", True),
+    (["--data.limit", "none"], "data.limit", None),
+    (["--method", "nog+ow+olr"], "method.name", "nog+ow+olr"),
+    (["--method.name", "nog"], "method.name", "nog"),
+    (["--olr", "paper"], "method.olr", "paper"),
+    (["--ow", "skewconv"], "method.ow", "skewconv"),
+    (["--solver", "svd-pade"], "method.solver", "svd-pade"),
+    (["--model", "package.module:function"], "model.name", "package.module:function"),
+    (["--model.meta-layer", "bn1"], "model.meta_layer", "bn1"),
+    (["--data", "cifar10"], "data.source", "cifar10"),
+    (["--seed", "7"], "seed", 7),
+    (["--precision", "bf16"], "precision", "bf16"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "path", "value"), CHANGES, ids=lambda x: str(x))
+def test_an_option_changes_its_setting_alone(tokens, path, value, chosen):
+    assert main(["train", "dbn-sprites-small", *tokens]) == 0
+    expected = replace_at(experiments.preset("dbn-sprites-small"), path, value)
+    assert chosen[0][0] == expected != experiments.preset("dbn-sprites-small")
+
+
+def test_the_preset_may_follow_options(chosen):
+    assert main(["train", "--seed", "3", "--scale", "paper", "gan-celeba", "--method", "hp"]) == 0
+    assert chosen[0][0] == replace_at(
+        replace_at(experiments.preset("gan-celeba", "paper"), "seed", 3), "method.name", "hp"
+    )
+
+
+def test_options_go_before_the_file_and_the_file_before_the_preset(chosen, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "dbn-cifar100-resnet50"\nscale = "paper"\nseed = 4\n[schedule]\nlr = 1\nepochs = 7\n')
+    assert main(["train", "--config", str(file), "--schedule.lr", "0.3"]) == 0
+    config = chosen[0][0]
+    assert (config.preset, config.scale, config.seed) == ("dbn-cifar100-resnet50", "paper", 4)
+    assert (config.schedule.lr, config.schedule.epochs, config.schedule.batch_size) == (0.3, 7, 128)
+    assert main(["train", "dbn-sprites-small", "--scale", "laptop", "--config", str(file)]) == 0
+    assert (chosen[1][0].preset, chosen[1][0].scale, chosen[1][0].schedule.lr) == ("dbn-sprites-small", "laptop", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[shedule]\nlr = 1", "'schedule'"),
+        ("[schedule]\nlr = 'fast'", "schedule.lr needs a number"),
+        ("lr = = 1", "is not TOML"),
+    ],
+)
+def test_a_bad_file_is_named(text, words, tmp_path, capsys):
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    assert main(["train", "dbn-sprites-small", "--config", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "mine.toml" in error
+    assert words in error
+
+
+# Errors
+
+BAD_USAGE = [
+    ("trian", '"train"'),
+    ("train", "dbn-sprites-small"),
+    ("train dbn-sprites-smal", "'dbn-sprites-small'"),
+    ("train --seed 1", "Which preset"),
+    ("train --resume", "needs the preset"),
+    ("train dbn-sprites-small --scale papre", "'paper'"),
+    ("train dbn-sprites-small --method nogg", "'nog'"),
+    ("train dbn-sprites-small --method nog+nog", "counts once"),
+    ("train gan-sprites --method hpp", "'hp'"),
+    ("train dbn-sprites-small --solver egih", '"eigh"'),
+    ("train dbn-sprites-small --olr papre", '"paper"'),
+    ("train dbn-sprites-small --shedule.lr 1", "--schedule.lr"),
+    ("train dbn-sprites-small --schedule.lr fast", "--schedule.lr"),
+    ("train dbn-sprites-small --config missing.toml", "missing.toml"),
+    ("train dbn-sprites-small more", "more"),
+    ("evaluate no-such-run", "no-such-run"),
+    ("diagnose", "RUN"),
+    ("bench --methods svdd", "'svd'"),
+    ("bench --preset gan-sprites", "GAN"),
+    ("table weight-treatment", "'weight-treatments'"),
+    ("list preset", '"presets"'),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BAD_USAGE, ids=[line for line, _ in BAD_USAGE])
+def test_bad_usage_gives_the_nearest_name_and_code_2(line, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (OSError("the disk is full"), 1, "the disk is full"),
+        (ValueError("a number is wrong"), 1, "a number is wrong"),
+        (RuntimeError("another process writes"), 1, "another process writes"),
+        (FloatingPointError("The loss is nan"), 3, "The loss is nan"),
+        (KeyboardInterrupt(), 130, "Stopped"),
+        (ModuleNotFoundError("No module named 'accelerate'", name="accelerate"), 1, 'pip install "orthocond[lab]"'),
+        (ModuleNotFoundError("No module named 'mine'", name="mine"), 1, "No module named 'mine'"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_errors_become_a_message_and_a_code(error, code, words, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(train_module, "_train", fail)
+    assert main(["train", "dbn-sprites-small"]) == code
+    text = capsys.readouterr().err
+    assert words in text
+    assert "Traceback" not in text
+    assert main(["train", "dbn-sprites-small", "--debug"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(train_module, "_train", lambda *_: {}["no such key"])
+    with pytest.raises(KeyError):
+        main(["train", "dbn-sprites-small"])
+
+
+def test_without_the_extra_it_says_how_to_install(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("orthocond.cli.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
+    assert main(["list"]) == 1
+    assert 'cyclopts: pip install "orthocond[lab]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rank", "printed"), [("0", "wrong\n"), ("1", "Process 1: wrong\n")])
+def test_processes_of_torchrun_say_which_they_are(rank, printed, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(train_module, "_train", lambda *_: (_ for _ in ()).throw(ValueError("wrong")))
+    assert main(["train", "dbn-sprites-small"]) == 1
+    assert capsys.readouterr().err == printed
+
+
+# Lists
+
+
+def test_list_shows_all_names(capsys):
+    from orthocond.lab import data, gan_methods, methods
+
+    assert main(["list"]) == 0
+    words = capsys.readouterr().out.split()
+    parts = {part for name in (*methods.NAMES, *gan_methods.NAMES) for part in name.split("+")}
+    assert {*experiments.names(), *parts, *data.names()} <= set(words)
+    assert main(["list", "data"]) == 0
+    assert "dbn-sprites-small" not in capsys.readouterr().out
+
+
+def test_list_finds_data_in_a_root(tmp_path, capsys):
+    (tmp_path / "my-images" / "cats").mkdir(parents=True)
+    assert main(["list", "data", "--data-root", str(tmp_path)]) == 0
+    assert "my-images" in capsys.readouterr().out

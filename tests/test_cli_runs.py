@@ -1,0 +1,253 @@
+"""Real trainings of a few steps through the command line: run, stop, resume, evaluate, diagnose, bench."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from orthocond.cli import main
+from orthocond.lab import experiments
+from orthocond.lab.config import replace_at
+from orthocond.lab.display import Display
+from orthocond.lab.progress import Progress
+from orthocond.lab.restore import load_model
+from orthocond.lab.runs import Run
+
+TINY = [
+    *("train", "dbn-sprites-small", "--data.size", 16, "--data.limit", 32, "--data.held-out", 24),
+    *("--schedule.batch-size", 8, "--schedule.epochs", 1, "--log-every", 1),
+]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "runs"
+
+
+def orthocond(*tokens):
+    return main([str(token) for token in tokens])
+
+
+def test_train_prints_folder_progress_and_result(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--method", "nog+ow+olr", "--seed", 1) == 0
+    (folder,) = runs.iterdir()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Run: {folder}"
+    assert folder.name == "00000-dbn-sprites-small-nog+ow+olr-seed1"
+    assert any(line.startswith("nog+ow+olr: step 2 of 4") and "steps/s" in line for line in lines)
+    last = Run.open(folder).metrics()[-1]
+    assert lines[-1].startswith("Result after 4 steps")
+    assert f"error {last['error']:.4g}, " in lines[-1]
+    config = experiments.read_config(Run.open(folder).config)
+    assert (config.method.name, config.seed, config.data.limit) == ("nog+ow+olr", 1, 32)
+
+
+def test_quiet_prints_folder_and_result_alone(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--quiet") == 0
+    assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["Run:", "Result"]
+
+
+def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_been(runs, capsys, monkeypatch):
+    assert orthocond(*TINY, "--runs", runs / "whole", "--quiet") == 0
+    show = Display.__call__
+
+    def interrupt(self, index, state):
+        show(self, index, state)
+        if state.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Display, "__call__", interrupt)
+    assert orthocond(*TINY, "--runs", runs / "parts") == 130
+    (folder,) = (runs / "parts").iterdir()
+    assert f"orthocond train --resume {folder}" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert Run.open(folder).load().step == 2
+    assert orthocond("train", "--resume", folder, "--quiet") == 0
+    (whole,) = (runs / "whole").iterdir()
+    assert (folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+def test_resume_finds_the_run_of_the_same_settings(runs, capsys):
+    for _ in range(2):
+        assert orthocond(*TINY, "--runs", runs, "--quiet", "--resume") == 0
+    assert len(list(runs.iterdir())) == 1
+    assert orthocond(*TINY, "--runs", runs, "--quiet", "--resume", "--seed", 5) == 0
+    assert len(list(runs.iterdir())) == 2
+    capsys.readouterr()
+    assert orthocond("train", "--resume", 1, "--runs", runs) == 0  # finished: nothing is trained
+    run, result = capsys.readouterr().out.splitlines()
+    assert run.endswith("seed5")
+    assert result.startswith("Result")
+    assert orthocond("train", "--resume", 1, "--runs", runs, "--schedule.lr", 3) == 2
+    assert "schedule.lr: 0.1 → 3.0" in capsys.readouterr().err
+    assert orthocond("train", "--resume", "00000-dbn-sprites-small-svd-seed", "--runs", runs) == 2
+    assert "'00000-dbn-sprites-small-svd-seed0'" in capsys.readouterr().err
+
+
+def test_a_run_that_could_not_begin_leaves_no_folder(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--data", "cifar1000", "--data.noise", 0, "--data-root", runs) == 1
+    assert "Did you mean 'cifar100'?" in capsys.readouterr().err
+    assert not list(runs.iterdir())
+
+
+def test_a_loss_that_is_not_finite_ends_with_code_3_and_a_diagnosis(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--schedule.lr", 1e30, "--quiet") == 3
+    error = capsys.readouterr().err
+    assert "at step 2" in error
+    assert "Try a smaller learning rate" in error
+    (folder,) = runs.iterdir()
+    assert "at step 2" in (folder / "log.txt").read_text()
+
+
+def test_a_network_of_the_user_in_the_current_directory(runs, tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_networks.py").write_text(
+        "from torch import nn\n"
+        "def small(classes):\n"
+        "    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)]\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), *head)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    mine = ("--model", "my_networks:small", "--model.meta-layer", "1", "--method", "nog")
+    assert orthocond(*TINY, "--runs", runs, *mine, "--quiet") == 0
+    (folder,) = runs.iterdir()
+    assert Run.open(folder).metrics()[0]["rank"] == 8
+    assert orthocond(*TINY, "--runs", runs, "--model", "my_network:small") == 1
+    assert "there is no module my_network" in capsys.readouterr().err
+
+
+def test_dry_run_tells_settings_size_steps_and_time_and_leaves_nothing(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--dry-run", "--schedule.lr", 0.05) == 0
+    text = capsys.readouterr().out
+    assert "schedule.lr = 0.05   (preset: 0.1)" in text
+    assert "32 training and 24 held-out images of 12 classes" in text
+    assert "Steps: 4, 4 an epoch" in text
+    assert "Time: about" in text
+    assert not runs.exists()
+    config = replace_at(experiments.preset("dbn-sprites-small"), "data.size", 16)
+    from orthocond.lab.classify import load_data, prepare
+
+    count = sum(p.numel() for p in prepare(config, load_data(config.data)).module.parameters())
+    assert f"{count:,} parameters; SVD layer bn1, layer before it conv1" in text
+
+
+def test_dry_run_of_a_gan(runs, capsys):
+    from orthocond.lab.gan_networks import prepare
+
+    assert orthocond("train", "gan-sprites", "--dry-run", "--schedule.batch-size", 4, "--data.limit", 16) == 0
+    generator, discriminator = prepare(experiments.preset("gan-sprites"))[:2]
+    sizes = [f"{sum(p.numel() for p in module.parameters()):,}" for module in (generator, discriminator)]
+    text = capsys.readouterr().out
+    assert "Data: 16 images" in text
+    assert f"{sizes[0]} parameters in the generator, {sizes[1]} in the discriminator" in text
+
+
+def test_estimate_of_a_large_batch_is_on_the_line_through_two_small_ones(monkeypatch):
+    from orthocond.cli import plan
+
+    monkeypatch.setattr(plan, "step_seconds", lambda config, root: 0.5 + 0.01 * config.schedule.batch_size)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    config = experiments.preset("dbn-cifar100-resnet50", "paper")
+    assert plan._estimate(config, None) == pytest.approx(0.5 + 0.01 * 128)
+    assert plan._estimate(replace_at(config, "schedule.batch_size", 20), None) == pytest.approx(0.7)
+
+
+def test_evaluate_and_diagnose_the_trained_model(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--quiet") == 0
+    (folder,) = runs.iterdir()
+    run = Run.open(folder)
+    capsys.readouterr()
+    assert orthocond("evaluate", folder) == 0
+    values = json.loads((folder / "evaluation.json").read_text())
+    last = run.metrics()[-1]
+    assert values["step"] == 4
+    assert values["error"] == pytest.approx(last["error"])
+    assert values["loss"] == pytest.approx(last["val_loss"], rel=1e-4)
+    assert (values["rank"], values["size"], values["eps"]) == (27, 64, 0.01)
+    text = capsys.readouterr().out
+    assert f"error {last['error']:.2f} %" in text
+    assert "rank 27 of 64" in text
+    assert orthocond("diagnose", 0, "--runs", runs) == 0
+    assert "Rank 27 of 64 by construction" in capsys.readouterr().out
+
+
+def test_load_model_has_the_weights_of_the_checkpoint(runs, tmp_path):
+    assert orthocond(*TINY, "--runs", runs, "--quiet", "--method", "ow") == 0
+    (folder,) = runs.iterdir()
+    run = Run.open(folder)
+    restored = load_model(run)
+    assert restored.step == 4
+    saved = run.load().state["model"]
+    state = restored.model.state_dict()
+    assert state.keys() == saved.keys()
+    assert all(torch.equal(state[name], saved[name]) for name in saved)
+    empty = Run.create(tmp_path, "empty", restored.config)
+    with pytest.raises(RuntimeError, match="no checkpoint yet"):
+        load_model(empty)
+    with pytest.raises(ValueError, match="a classifier is needed"):
+        load_model(Run.create(tmp_path, "gan", experiments.preset("gan-sprites")))
+
+
+def test_bench_prints_ratios_and_saves_times(tmp_path, capsys):
+    out = tmp_path / "new" / "bench.json"
+    options = ("--preset", "dbn-sprites-small", "--repeats", 2, "--batch-size", 8, "--out", out, "--quiet")
+    assert orthocond("bench", "--methods", "nog", "ol", *options) == 0
+    saved = json.loads(out.read_text())
+    assert (saved["preset"], saved["batch_size"], saved["repeats"]) == ("dbn-sprites-small", 8, 2)
+    times = saved["milliseconds"]
+    assert list(times) == ["nog", "ol", "svd", "bn"]
+    rows = {
+        line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line[:2] in ("no", "ol")
+    }
+    for name, cells in rows.items():
+        t = times[name]
+        assert t["total"] == pytest.approx(t["forward"] + t["backward"] + t["step"])
+        assert float(cells[3]) == pytest.approx(t["total"], abs=0.01)
+        assert float(cells[4]) == pytest.approx(t["total"] / times["svd"]["total"], abs=0.01)
+        assert float(cells[5]) == pytest.approx(t["total"] / times["bn"]["total"], abs=0.01)
+
+
+def test_bench_takes_turns_and_refuses_no_repetition():
+    from orthocond.lab.bench import bench
+
+    config = replace_at(experiments.preset("dbn-sprites-small"), "data.size", 16)
+    rounds = []
+    times = bench(config, ["svd", "olr"], repeats=1, batch_size=4, progress=lambda *state: rounds.append(state))
+    assert rounds == [(1, 3), (2, 3), (3, 3)]
+    assert all(value > 0 for t in times.values() for value in t)
+    with pytest.raises(ValueError, match="at least one repetition"):
+        bench(config, ["svd"], repeats=0)
+
+
+def test_table_lists_what_there_is(capsys):
+    from orthocond.lab import tables
+
+    assert orthocond("table") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(tables.names())
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize(("option", "train"), [("--train", True), ("--no-train", False)])
+def test_table_passes_everything_on_and_prints_the_table(option, train, tmp_path, capsys, monkeypatch):
+    from orthocond.lab import tables
+
+    asked = {}
+
+    def make(name, **options):
+        asked.update(options, name=name)
+        asked["progress"](0, Progress(5, 5, {}))
+        (tmp_path / "table.md").write_text("# The table")
+        return tmp_path
+
+    config = experiments.preset("gcp-imagenet-resnet18")
+    monkeypatch.setattr(tables, "make", make)
+    monkeypatch.setattr(tables, "plan", lambda *_, **__: [config])
+    options = ("--scale", "paper", "--seeds", 3, "--jobs", 2, "--runs", tmp_path, "--out", tmp_path / "o")
+    assert orthocond("table", "gcp", *options, option) == 0
+    del asked["progress"]
+    names = {"name": "gcp", "scale": "paper", "seeds": 3, "jobs": 2, "train": train}
+    assert asked == names | {"runs": tmp_path, "out": tmp_path / "o", "data_root": None}
+    who = "gcp-imagenet-resnet18-svd-seed0" if train else "training 1"
+    assert capsys.readouterr().out == f"{who}: step 5 of 5\n# The table\nWritten to {tmp_path}\n"

@@ -1,0 +1,86 @@
+"""The demo: shortened, but every part of it."""
+
+import base64
+import re
+import statistics
+
+import pytest
+
+from orthocond.cli import main
+from orthocond.lab import demo as module
+from orthocond.lab.launch import find_runs
+from orthocond.lab.presets import preset
+from orthocond.lab.runs import Run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The shortened demo, run once."""
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, main(["demo", "--short", "--out", str(folder), "--quiet"])
+
+
+def test_demo_trains_three_methods_and_writes_figure_and_report(made):
+    folder, code = made
+    assert code == 0
+    assert [config.method.name for _, config in find_runs(folder)] == ["svd", "nog", "nog+ow+olr"]
+    assert (folder / "conditioning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_is_self_contained_and_has_all_numbers(made):
+    folder, _ = made
+    page = (folder / "report.html").read_text()
+    sources = re.findall(r'src="([^"]*)"', page)
+    assert len(sources) == 2
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert base64.b64decode(sources[1].partition(",")[2]) == (folder / "conditioning.png").read_bytes()
+    assert not re.search(r"https?:|<script|<link", page)
+    for run, config in find_runs(folder):
+        last = run.metrics()[-1]
+        assert f"<td>{config.method.name}</td><td>{100 - last['error']:.1f} %</td>" in page
+    assert "27 of 64" in page
+
+
+def test_demo_does_not_train_again_and_prints_table_words_and_places(made, capsys, monkeypatch):
+    folder, _ = made
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(module, "_times", lambda *_, **__: dict.fromkeys(module.METHODS, 12.0))
+    before = {run.path: (run.path / "metrics.jsonl").stat().st_mtime_ns for run, _ in find_runs(folder)}
+    assert main(["demo", "--short", "--out", str(folder)]) == 0
+    assert before == {run.path: (run.path / "metrics.jsonl").stat().st_mtime_ns for run, _ in find_runs(folder)}
+    text = capsys.readouterr().out
+    rows = [line.split() for line in text.splitlines() if line.startswith(("svd ", "nog ", "nog+ow+olr "))]
+    assert [row[0] for row in rows] == ["svd", "nog", "nog+ow+olr"]
+    assert all(row[-2:] == ["12", "ms"] for row in rows)
+    assert "singular" in text
+    assert str(folder / "report.html") in text
+
+
+def test_row_is_the_median_of_the_end_of_the_training(tmp_path):
+    run = Run.create(tmp_path, "x", {})
+    facts = {"condition_on_range": 5.0, "rank": 27, "weight_condition": 2.0}
+    for step in range(1, 11):
+        run.log(step, condition=float(step), olr_occurrence=step / 100, **facts)
+    run.log(10, error=12.5, finished=True)
+    row = module._row(run, 3.0)
+    assert row == module.Row(87.5, statistics.median([9, 10]), 5.0, 27, 2.0, 0.1, 3.0)
+
+
+def test_words_compare_what_was_measured():
+    svd = module.Row(90.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
+    nog = svd._replace(condition=4000.0, condition_on_range=300.0)
+    full = svd._replace(condition=1000.0, condition_on_range=102.0, olr_occurrence=0.5)
+    words = " ".join(module._words({"svd": svd, "nog": nog, "nog+ow+olr": full}, preset("dbn-sprites-small")))
+    assert "8 times smaller with all treatments, 2 times smaller with nog alone" in words
+    assert "about the same with all treatments, 3 times larger with nog alone" in words
+
+
+def test_a_training_that_fails_is_told(tmp_path, monkeypatch, capsys):
+    from orthocond.lab.launch import Outcome
+
+    def launch(configs, root, **_):
+        return [Outcome(Run.create(root, "x", config), 3, "The loss is nan at step 7.") for config in configs]
+
+    monkeypatch.setattr(module, "launch", launch)
+    assert main(["demo", "--short", "--out", str(tmp_path)]) == 1
+    assert "The loss is nan at step 7." in capsys.readouterr().err
