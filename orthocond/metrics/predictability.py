@@ -93,8 +93,8 @@ class VariationalPredictability:
         epochs: Epochs of training.
         lr: Learning rate of Adam.
         batch_size: Pairs in a training batch.
-        widths: Channels of the network: first two, third and fourth convolution. ``(32, 64, 128)`` is enough, and
-            four times faster, for images of 32 pixels.
+        widths: Channels of the network: first two, third and fourth convolution. smaller ones are faster
+            and another protocol.
         repeats: Number of splits and networks for the same pairs.
         extent: Half-width e of the coordinates' range.
         truncation: Standard deviation of the latent outside the span of the directions.
