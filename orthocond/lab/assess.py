@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from orthocond.lab.classify import evaluate, pipeline
 from orthocond.lab.data import Pipeline
+from orthocond.lab.experiments import EVALUATION
 from orthocond.lab.restore import load_model
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
@@ -18,7 +19,6 @@ from orthocond.lab.runs.metrics import json_safe
 from orthocond.layers import DecorrelatedBatchNorm2d
 from orthocond.monitor import diagnose
 
-FILE = "evaluation.json"
 _FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
 
 
@@ -77,6 +77,6 @@ def assess(run: Run, *, root: str | None = None) -> dict[str, Any]:
         values |= {key: getattr(row, key) for key in _FACTS}
     recalibrate(model, train)
     values |= {f"recalibrated_{name}": value for name, value in evaluate(model, held_out)._asdict().items()}
-    text = json.dumps(json_safe(values, FILE), indent=1) + "\n"
-    write_atomically(run.path / FILE, text.encode())
+    text = json.dumps(json_safe(values, EVALUATION), indent=1) + "\n"
+    write_atomically(run.path / EVALUATION, text.encode())
     return values

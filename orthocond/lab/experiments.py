@@ -12,6 +12,7 @@ from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 
 Config = Classification | Generation
+EVALUATION = "evaluation.json"  # in a run folder: what `assess` found
 
 _KINDS: dict[str, type[Classification] | type[Generation]] = {
     "classification": Classification,
@@ -69,3 +70,14 @@ def train(
     if isinstance(config, Generation):
         return generate.train(config, run, root=root, progress=progress, tracker=tracker)
     return classify.train(config, run, root=root, progress=progress, tracker=tracker)
+
+
+def assess(config: Config, run: Run, *, root: str | None = None) -> dict[str, Any]:
+    """Measure what a training has reached; see `assess.assess` and `gan_evaluate.evaluate`."""
+    if isinstance(config, Generation):
+        from orthocond.lab import gan_evaluate
+
+        return gan_evaluate.evaluate(run, root=root)
+    from orthocond.lab import assess as of_classifier  # it needs this module
+
+    return of_classifier.assess(run, root=root)

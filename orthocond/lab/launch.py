@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from orthocond.lab.experiments import Config, read_config, train
+from orthocond.lab.experiments import EVALUATION, Config, assess, read_config, train
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 
@@ -66,7 +66,7 @@ def launch(
     data_root: str | None = None,
     progress: Callable[[int, Progress], None] | None = None,
 ) -> list[Outcome]:
-    """Train every configuration that is not finished yet, in processes of their own.
+    """Train and evaluate every configuration that is not finished yet, in processes of their own.
 
     A training that ends with an error does not stop the others. Ctrl-C lets all of them save, and ends.
 
@@ -97,7 +97,7 @@ def launch(
 
     def one(index: int) -> Outcome:
         run = runs[index]
-        if is_finished(run):
+        if is_finished(run) and (run.path / EVALUATION).exists():
             return Outcome(run, 0)
         if stopping.is_set():
             return Outcome(run, 128 + signal.SIGINT)
@@ -143,7 +143,7 @@ def _follow(
 
 
 def _main(arguments: Sequence[str]) -> int:
-    """Train the run in a folder and report on standard output: what `launch` starts."""
+    """Train and evaluate the run in a folder and report on standard output: what `launch` starts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes without it
     run = Run.open(arguments[0])
     config = read_config(run.config)
@@ -153,7 +153,11 @@ def _main(arguments: Sequence[str]) -> int:
             values: dict[str, Any] = state._asdict()
             print(json.dumps(values), flush=True)
 
-    return train(config, run, root=arguments[1] if len(arguments) > 1 else None, progress=report)
+    root = arguments[1] if len(arguments) > 1 else None
+    code = train(config, run, root=root, progress=report)
+    if code == 0:
+        assess(config, run, root=root)
+    return code
 
 
 if __name__ == "__main__":
