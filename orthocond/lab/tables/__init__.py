@@ -39,9 +39,6 @@ def describe(name: str) -> str:
     Example:
         >>> describe("time")
         'Time of a training step: Milliseconds of forward pass, backward pass and step of the optimizer.'
-        >>> describe("tme")
-        Traceback (most recent call last):
-        ValueError: There is no table 'tme'. Did you mean 'time'? There are: weight-treatments, ...
     """
     table = _find(name)
     return f"{table.title}: {table.text}"

@@ -48,7 +48,7 @@ def ink(tint: str) -> str:
 
     Example:
         >>> ink("#E69F00")
-        '#b07a00'
+        '#b17a00'
     """
     return "#" + "".join(f"{int(0.77 * int(tint[i : i + 2], 16)):02x}" for i in (1, 3, 5))
 

@@ -34,6 +34,9 @@ def _all_curves(
 
 
 def _draw_all(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], marker: str | None = None) -> None:
+    low, high = min(min(c.low) for _, c in curves), max(max(c.high) for _, c in curves)
+    if high - low <= 1e-6 * abs(high):  # matplotlib finds no limits for a flat line
+        axes.set_ylim(0.5 * low, 2 * high)
     for row, found in curves:
         draw_curve(axes, found, row.name, dashed=_is_paper_form(row), marker=marker)
     label_ends(axes, [(found.mean[-1], outcome.short(row), colour(row.name)) for row, found in curves])
