@@ -2,7 +2,8 @@
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,7 +193,8 @@ class _Training:
         numbers = dict(zip(losses, means.tolist(), strict=True))
         seconds = time.perf_counter() - start
         if (step - 1) % self.config.log_every == 0 or step == self.steps:
-            metrics: dict[str, Any] = numbers | {"lr": lr} | self._facts()
+            with self._explained(step, losses["generator_loss"], guard):
+                metrics: dict[str, Any] = numbers | {"lr": lr} | self._facts()
             if step == self.steps:
                 metrics["finished"] = True
             self.run.log(step, epoch, timing={"step_seconds": seconds}, **metrics)
@@ -289,10 +291,16 @@ class _Training:
         if self.world_size > 1:
             self._average_gradients(parameters)
         guard.check(step, loss)
-        try:
+        with self._explained(step, loss, guard):
             self.steppers[which].step()
-        except ValueError as error:  # of a treatment that was given a gradient which is not finite
-            text = f"{error}\n{guard.diagnosis(step, float(loss))}"
+
+    @contextmanager
+    def _explained(self, step: int, loss: Tensor, guard: Guard) -> Iterator[None]:
+        """Say more where a treatment, or a spectrum, was given a matrix that is not finite."""
+        try:
+            yield
+        except ValueError as error:
+            text = f"{error}\n{guard.diagnosis(step, float(loss.detach()))}"
             self.run.note(text)
             raise FloatingPointError(text) from error
 

@@ -1,0 +1,25 @@
+"""A GAN that trains in a second."""
+
+from dataclasses import replace
+
+from orthocond.lab.gan_presets import GanData, GanMethod, GanModel, GanObjective, GanSchedule, Generation
+
+TINY = Generation(
+    data=GanData("sprites", 16, limit=48, flip=True),
+    model=GanModel(z_dim=4, channels=(8, 8, 4), blocks="upsample", discriminator_width=4, discriminator_norm=False),
+    schedule=GanSchedule(steps=7, batch_size=8),
+    log_every=1,
+    save_every=3,
+    sample_every=7,
+)
+EIGEN = GanModel("eigengan", directions=2, noise_dim=3, width=4, max_channels=8, discriminator_width=4)
+
+
+def tiny(method: str = "none", **settings) -> Generation:
+    return replace(TINY, method=GanMethod(method), **settings)
+
+
+def eigen(method: str = "ol", **settings) -> Generation:
+    """With everything on that has random numbers of its own."""
+    objective = GanObjective("hinge", augment=("brightness", "translation"), penalty="gp", penalty_interval=2)
+    return tiny(method, model=EIGEN, objective=objective, **settings)

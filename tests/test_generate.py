@@ -1,0 +1,372 @@
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from data_files import write_tree
+from gan_helpers import EIGEN, eigen, tiny
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from orthocond.gans import SimpleDiscriminator, SimpleGenerator
+from orthocond.lab import experiments, gan_presets, generate
+from orthocond.lab.config import from_json, to_json
+from orthocond.lab.gan_methods import NAMES, latent_layers, parts, rival_penalty, weight_penalty
+from orthocond.lab.gan_networks import build, load_generator, prepare, sample
+from orthocond.lab.gan_presets import GanData, GanMethod, GanModel, GanObjective, Generation, preset
+from orthocond.lab.generate import load_images, picture, train
+from orthocond.lab.runs import Run
+from orthocond.matrix import matrix_view
+
+
+def run_of(tmp_path, config, name="tiny"):
+    return Run.create(tmp_path, name, config)
+
+
+def trained(tmp_path, config):
+    run = run_of(tmp_path, config)
+    assert train(config, run) == 0
+    return run
+
+
+def short(config, steps=2):
+    return replace(config, schedule=replace(config.schedule, steps=steps), sample_every=0)
+
+
+# Values
+
+
+@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("make", [tiny, eigen])
+@pytest.mark.parametrize("rival", ["image", "paper"])
+def test_every_method_trains(tmp_path, make, method, rival):
+    if rival == "paper" and method not in ("hp", "orojar", "lvp"):
+        pytest.skip("a setting of the rivals")
+    config = short(make(method))
+    run = trained(tmp_path, replace(config, method=replace(config.method, rival=rival)))
+    lines = run.metrics()
+    assert [m["step"] for m in lines] == [1, 2]
+    assert "finished" not in lines[0]
+    assert lines[1]["finished"]
+    assert all(math.isfinite(m["generator_loss"] + m["discriminator_loss"]) for m in lines)
+    assert ("olr_occurrence" in lines[1]) == ("olr" in method)
+    assert ("method_penalty" in lines[1]) == (method in ("ol", "hp", "orojar", "lvp"))
+    assert len(lines[1]["conditions"]) == (1 if make is tiny else 2)
+    assert lines[1]["condition"] == max(lines[1]["conditions"])
+    if method == "ow":
+        assert lines[1]["condition"] == pytest.approx(1, abs=1e-4)
+    assert "step_seconds" in run.times()[1]
+
+
+def test_the_first_step_is_what_the_definition_says(tmp_path):
+    """Losses, gradient penalty and both steps of Adam, written out with torch alone."""
+    config = short(tiny(seed=3), 1)
+    run = trained(tmp_path, config)
+    line, state = run.metrics()[0], run.load().state
+    generator, discriminator = prepare(config)
+    random = generate._random(generate._STEP, 3, 1)
+    real = next(
+        generate.Pipeline(data=load_images(config.data), batch_size=8, train=True, crop_padding=0, seed=3).batches()
+    )
+    x = real.images.requires_grad_()
+    fake = generator(sample(generator, 8, random)[0]).detach()
+    logits = discriminator(x)
+    loss = F.binary_cross_entropy_with_logits(logits, torch.ones(8))
+    loss = loss + F.binary_cross_entropy_with_logits(discriminator(fake), torch.zeros(8))
+    (slope,) = torch.autograd.grad(logits.sum(), x, create_graph=True)
+    penalty = slope.square().sum((1, 2, 3)).mean()
+    assert line["discriminator_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert line["discriminator_penalty"] == pytest.approx(penalty.item(), rel=1e-4)
+    optimizer = torch.optim.Adam(discriminator.parameters(), 1e-3, (0.0, 0.99))
+    (loss + 4 * penalty).backward()
+    optimizer.step()
+    for name, value in discriminator.state_dict().items():
+        assert state["discriminator"][name] == pytest.approx(value, abs=1e-6), name
+    judged = discriminator(generator(sample(generator, 8, random)[0]))
+    loss = F.binary_cross_entropy_with_logits(judged, torch.ones(8))
+    assert line["generator_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    before = {name: value.clone() for name, value in generator.state_dict().items()}
+    optimizer = torch.optim.Adam(generator.parameters(), 1e-3, (0.0, 0.99))
+    loss.backward()
+    optimizer.step()
+    for name, value in generator.state_dict().items():
+        assert state["generator"][name] == pytest.approx(value, abs=2e-5), name
+        assert state["ema"][name] == pytest.approx(0.99 * before[name] + 0.01 * value, abs=1e-5), name
+    expected = np.linalg.cond(state["generator"]["first_projection.weight"].flatten(1).double().numpy())
+    assert line["condition"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("of", ["gradient", "update"])
+def test_gradient_or_update_is_orthogonal(tmp_path, monkeypatch, of):
+    config = short(eigen("nog"), 1)
+    config = replace(config, method=GanMethod("nog", nog_of=of))
+    start = [matrix_view(layer.weight.detach()) for layer in latent_layers(prepare(config).generator)]
+    seen = []
+    real = torch.optim.Adam.step
+
+    def step(self, *args):
+        result = real(self, *args)
+        seen.append({tuple(p.shape): p.grad.clone() for p in self.param_groups[0]["params"]})
+        return result
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    run = trained(tmp_path, config)
+    for i, before in enumerate(start):
+        gradient = seen[1][tuple(before.shape)]
+        update = run.load().state["generator"][f"blocks.{i}.subspace.weight"] - before
+        values = torch.linalg.svdvals(gradient if of == "gradient" else update)
+        assert values / values[0] == pytest.approx(torch.ones(2), abs=1e-3)
+
+
+def test_the_orthogonality_loss_is_that_of_eigengan():
+    layers = latent_layers(prepare(eigen()).generator)
+    with torch.no_grad():
+        layers[0].weight.mul_(2)  # U Uᵀ = 4 I: 9 for each of two directions
+    assert weight_penalty(GanMethod("ol", ol_weight=0.5), layers).item() == pytest.approx(0.5 * 18, rel=1e-5)
+    assert weight_penalty(GanMethod("nog"), layers) is None
+
+
+def test_rivals_vanish_where_they_should():
+    """A linear generator has no Hessian; one with orthogonal rows an orthogonal Jacobian."""
+
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first_projection = nn.Linear(4, 48, bias=False)
+            nn.init.orthogonal_(self.first_projection.weight)
+
+        def forward(self, z):
+            return self.first_projection(z).unflatten(1, (3, 4, 4))
+
+    generator, z = Linear(), torch.randn(16, 4)
+
+    def value(name):
+        random = torch.Generator().manual_seed(0)
+        return rival_penalty(GanMethod(name), generator, generator, z, None, random).item()
+
+    assert value("orojar") == pytest.approx(0, abs=1e-9)
+    assert value("hp") == pytest.approx(0, abs=1e-4)
+    with torch.no_grad():
+        generator.first_projection.weight.copy_(torch.ones(48, 4))
+    assert value("orojar") > 0.01
+    with pytest.raises(ValueError, match=r"has neither convolutions nor blocks.*--method\.rival image"):
+        rival_penalty(GanMethod("hp", rival="paper"), generator, generator, z, None, torch.Generator())
+
+
+def test_lvp_trains_its_predictor(tmp_path):
+    config = short(tiny("lvp"), 1)
+    before = trained(tmp_path, config).load().state["predictor"]
+    after = trained(tmp_path, short(tiny("lvp"), 3)).load().state["predictor"]
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_penalties_of_the_discriminator_come_at_their_intervals(tmp_path):
+    for penalty, expected in (("r1", [1, 5]), ("gp0", [1, 5]), ("none", [])):
+        config = short(tiny(objective=GanObjective(penalty=penalty)), 6)
+        lines = trained(tmp_path, config).metrics()
+        assert [m["step"] for m in lines if "discriminator_penalty" in m] == expected
+
+
+def test_the_learning_rate_falls_to_zero_in_the_end(tmp_path):
+    config = short(tiny(), 6)
+    config = replace(config, schedule=replace(config.schedule, constant=0.5))
+    rates = [m["lr"] for m in trained(tmp_path, config).metrics()]
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert {m["lr"] for m in trained(tmp_path, short(tiny())).metrics()} == {1e-3}
+
+
+def test_an_average_without_memory_is_the_generator(tmp_path):
+    config = short(tiny())
+    state = trained(tmp_path, replace(config, schedule=replace(config.schedule, ema=0.0))).load().state
+    assert all(torch.equal(state["ema"][name], value) for name, value in state["generator"].items())
+
+
+def test_pictures_show_the_average_at_the_same_latents(tmp_path):
+    config = replace(tiny(), sample_every=3)
+    run = trained(tmp_path, config)
+    names = ["samples-0000003.png", "samples-0000006.png", "samples-0000007.png"]
+    assert sorted(p.name for p in run.figures.iterdir()) == names
+    pixels = np.asarray(Image.open(run.figures / names[-1]))
+    assert pixels.shape == (8 * 18 * 6, 8 * 18 * 6, 3)
+    generator = load_generator(Run.open(run.path))
+    z, _ = sample(generator, 64, generate._random(generate._PICTURE, config.seed))
+    expected = (generator(z)[8] + 1) * 127.5  # the first of the second row
+    assert pixels[19 * 6 + 2 : 35 * 6 : 6, 8 : 17 * 6 : 6] == pytest.approx(expected.permute(1, 2, 0).numpy(), abs=0.51)
+
+
+def test_pictures_hold_all_images():
+    images = torch.stack([torch.full((3, 96, 96), v) for v in (-1.0, 0.0, 2.0)])
+    pixels = np.asarray(Image.open(io.BytesIO(picture(images, columns=2))))
+    assert pixels.shape == (196, 196, 3)
+    assert [pixels[y, x, 0] for y, x in ((50, 50), (50, 150), (150, 50), (150, 150))] == [0, 128, 255, 255]
+
+
+# Configurations
+
+
+def test_presets_have_the_numbers_of_the_paper():
+    for name, size in (("eigengan-animeface", 128), ("eigengan-ffhq", 256)):
+        config = preset(name, "paper")
+        assert (config.data.size, config.schedule.batch_size, config.schedule.steps) == (size, 128, 500_000)
+        assert (config.model.directions, config.method.name) == (6, "ol")
+    for name, images, epochs in (("gan-celeba", 202_599, 200), ("gan-church", 126_227, 400)):
+        config = preset(name, "paper")
+        assert (config.data.size, config.schedule.batch_size, config.model.z_dim) == (128, 128, 30)
+        assert config.schedule.steps == images // 128 * epochs
+    assert preset("gan-celeba", "paper").data.resize == round(128 * 178 / 170)
+
+
+@pytest.mark.parametrize("name", gan_presets.names())
+def test_presets_of_laptops_build_and_are_read_back(name):
+    config = preset(name)
+    assert config == experiments.preset(name)
+    assert experiments.read_config(to_json(config)) == config
+    assert experiments.method_names(config) == NAMES
+    generator, discriminator = build(config.model, config.data.size)
+    z, noise = sample(generator, 2, torch.Generator())
+    images = generator(z) if noise is None else generator(z, noise)
+    assert images.shape == (2, 3, config.data.size, config.data.size)
+    assert discriminator(images).shape == (2,)
+    assert sum(p.numel() for p in generator.parameters()) < 600_000
+
+
+def test_sizes_of_the_networks_that_were_measured_to_work():
+    generator, discriminator = build(preset("gan-celeba").model, 32)
+    assert sum(p.numel() for p in generator.parameters()) == pytest.approx(311_000, rel=0.01)
+    assert sum(p.numel() for p in discriminator.parameters()) == pytest.approx(95_000, rel=0.5)
+
+
+def test_kinds_of_experiments(tmp_path):
+    assert isinstance(experiments.read_config({"kind": "generation"}), Generation)
+    assert experiments.read_config({}).kind == "classification"
+    with pytest.raises(ValueError, match=r"no experiment of the kind 'gan'\. There are: classification, generation"):
+        experiments.read_config({"kind": "gan"})
+    with pytest.raises(ValueError, match=r"no preset 'gan-sprite'\. Did you mean 'gan-sprites'"):
+        experiments.preset("gan-sprite")
+    with pytest.raises(ValueError, match="The scale is 'paper' or 'laptop'; got 'large'"):
+        preset("gan-sprites", "large")
+    config = short(tiny())
+    assert experiments.train(config, run_of(tmp_path, config)) == 0
+
+
+# Errors, and networks of users
+
+
+def test_images_of_all_kinds_become_squares(tmp_path):
+    write_tree(tmp_path / "data", [f"{i}.png" for i in range(9)])
+    Image.new("L", (40, 30), 100).save(tmp_path / "data" / "grey.png")
+    Image.new("RGBA", (20, 50), (255, 0, 0, 128)).save(tmp_path / "data" / "clear.png")
+    data = GanData(str(tmp_path / "data"), 16, resize=18)
+    assert load_images(data).size == (18, 18)
+    run = trained(tmp_path, short(tiny(data=data)))
+    assert run.metrics()[-1]["finished"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"data": GanData(size=24)}, "power of two"),
+        ({"data": GanData(shape="disc", source="celeba-10k")}, "A shape is a setting of sprites; celeba-10k has none"),
+        ({"data": GanData(resize=8)}, "data.resize needs at least data.size, 16; got 8"),
+        ({"data": GanData(limit=4)}, "4 images make no batch of 8"),
+        ({"model": GanModel("simpel")}, "no GAN 'simpel'. Did you mean 'simple'"),
+        ({"model": replace(EIGEN, directions=1000)}, "1000 directions needs at least as many dimensions"),
+        ({"method": GanMethod("noog")}, "no method 'noog'. Did you mean 'nog'"),
+        ({"model": GanModel("test_generate:nothing")}, "test_generate has no nothing"),
+        ({"model": GanModel("test_generate:headless")}, "neither a layer first_projection nor layers subspaces"),
+    ],
+)
+def test_errors(tmp_path, settings, error):
+    config = replace(tiny(), **settings)
+    with pytest.raises(ValueError, match=error):
+        train(config, run_of(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("none+nog", "none stands alone"),
+        ("nog+nog", "counts once"),
+        ("ol+ow", "One treatment of the weight at a time; 'ol\\+ow' has ol and ow"),
+        ("hp+lvp", "One rival at a time; 'hp\\+lvp' has hp and lvp"),
+    ],
+)
+def test_errors_of_methods(name, error):
+    with pytest.raises(ValueError, match=error):
+        parts(name)
+
+
+def own_networks(size):
+    return SimpleGenerator(size, 3, 4), SimpleDiscriminator(size, 4)
+
+
+def headless(size):
+    generator = nn.Sequential(nn.Linear(3, 3 * size * size), nn.Unflatten(1, (3, size, size)))
+    generator.z_dim = 3
+    return generator, SimpleDiscriminator(size, 4)
+
+
+def one_network(size):
+    return SimpleGenerator(size, 3, 4)
+
+
+def without_latents(size):
+    return nn.Flatten(), SimpleDiscriminator(size, 4)
+
+
+def test_networks_of_users(tmp_path):
+    run = trained(tmp_path, short(tiny("nog+olr", model=GanModel("test_generate:own_networks"))))
+    assert load_generator(run).z_dim == 3
+    with pytest.raises(
+        TypeError, match="has to return a generator and a discriminator, two modules; it returned Simple"
+    ):
+        build(GanModel("test_generate:one_network"), 16)
+    with pytest.raises(TypeError, match="needs an attribute z_dim"):
+        build(GanModel("test_generate:without_latents"), 16)
+
+
+def test_a_generator_needs_a_checkpoint(tmp_path):
+    with pytest.raises(RuntimeError, match="has no checkpoint yet; train it first"):
+        load_generator(run_of(tmp_path, tiny()))
+    with pytest.raises(ValueError, match="Generation has no setting 'lr'"):
+        from_json(Generation, {"lr": 1})
+
+
+def test_losses_that_are_not_finite_stop_with_a_diagnosis(tmp_path, monkeypatch):
+    config = tiny(save_every=1)
+    run = run_of(tmp_path, config)
+    calls = []
+    real = SimpleDiscriminator.forward
+
+    def broken(self, images):
+        calls.append(None)
+        return real(self, images) * (float("nan") if len(calls) == 9 else 1)
+
+    monkeypatch.setattr(SimpleDiscriminator, "forward", broken)
+    with pytest.raises(FloatingPointError, match=r"The loss is nan at step [23][\s\S]*discriminator[\s\S]*step"):
+        train(config, run)
+    assert run.load().step in (1, 2)
+    assert all(p.isfinite().all() for p in run.load().state["generator"].values())
+
+
+def test_gradients_that_are_not_finite_stop_with_a_diagnosis(tmp_path, monkeypatch):
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * float("nan")
+
+    real = SimpleGenerator.forward
+    monkeypatch.setattr(SimpleGenerator, "forward", lambda self, z: Bad.apply(real(self, z)))
+    for method, error in (
+        ("nog", "NearestOrthogonal needs finite gradients"),
+        ("none", "Matrices need finite entries"),
+    ):
+        with pytest.raises(FloatingPointError, match=rf"{error}[\s\S]*first_projection"):
+            train(tiny(method), run_of(tmp_path, tiny(method)))

@@ -1,0 +1,155 @@
+"""GANs that are stopped, killed, divided among processes, in half precision: the same files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from gan_helpers import eigen, tiny
+
+from orthocond.lab.gan_presets import GanObjective
+from orthocond.lab.generate import train
+from orthocond.lab.launch import open_or_create
+from orthocond.lab.runs import Run
+
+# One thread, as in this process: the number of threads changes the order of sums.
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+
+
+def run_of(tmp_path, config, name="tiny"):
+    return Run.create(tmp_path, name, config)
+
+
+def files(run):
+    return {p.name: p.read_bytes() for p in [run.path / "metrics.jsonl", *run.figures.iterdir()]}
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_equal_seeds_give_equal_files(tmp_path):
+    one, two, other = (run_of(tmp_path, tiny()) for _ in range(3))
+    train(tiny(), one)
+    torch.manual_seed(1)  # the training has a seed of its own
+    train(tiny(), two)
+    train(tiny(seed=1), other)
+    assert files(one) == files(two)
+    assert files(one).keys() == files(other).keys()
+    assert all(files(one)[name] != value for name, value in files(other).items())
+
+
+@pytest.mark.parametrize(
+    ("make", "method", "stop"), [(tiny, "nog+olr", 2), (tiny, "ow+nog+olr", 5), (eigen, "lvp", 4), (eigen, "hp", 3)]
+)
+def test_resumed_runs_write_the_same_files(tmp_path, make, method, stop):
+    config = make(method)
+    whole, broken = run_of(tmp_path, config), run_of(tmp_path, config)
+    train(config, whole)
+
+    def break_off(state):
+        if state.step == stop:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(config, broken, progress=break_off)
+    again = Run.open(broken.path)
+    torch.manual_seed(5)
+    assert train(config, again) == 0
+    assert files(again) == files(whole)
+    first, second = (run.load().state for run in (whole, again))
+    for network in ("generator", "discriminator", "ema"):
+        assert all(torch.equal(value, second[network][name]) for name, value in first[network].items())
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    run = run_of(tmp_path, tiny())
+    train(tiny(), run)
+    before = files(run)
+    assert train(tiny(), Run.open(run.path)) == 0
+    assert files(run) == before
+
+
+def test_killed_and_interrupted_runs_go_on_to_the_same_files(tmp_path):
+    config = tiny("nog+olr")
+    config = replace(config, schedule=replace(config.schedule, steps=200), sample_every=100)
+    whole = run_of(tmp_path, config, "whole")
+    train(config, whole)
+    run = open_or_create(tmp_path / "killed", config)
+    command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path)]
+    for number, code, least in ((signal.SIGKILL, -9, 10), (signal.SIGINT, 130, 20)):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
+        ) as process:
+            for line in process.stdout:
+                if json.loads(line)["step"] >= least:
+                    break
+            process.send_signal(number)
+        assert process.returncode == code
+        assert "finished" not in run.metrics()[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the kill may have come in the middle of a checkpoint
+        train(config, Run.open(run.path))
+    assert files(run) == files(whole)
+
+
+_PROGRAM = """
+import sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
+from accelerate import PartialState
+from gan_helpers import eigen, tiny
+from orthocond.lab.generate import train
+from orthocond.lab.runs import Run
+PartialState(cpu=True)
+for config in (eigen("nog+olr"), tiny("ol")):
+    train(config, Run.create(sys.argv[1], "two", config))
+"""
+
+
+def test_two_processes_equal_one(tmp_path):
+    ones = [run_of(tmp_path, config, "one") for config in (eigen("nog+olr"), tiny("ol"))]
+    train(eigen("nog+olr"), ones[0])
+    train(tiny("ol"), ones[1])
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(tmp_path)]
+    done = subprocess.run([sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    for one, path in zip(ones, sorted(tmp_path.glob("*-two")), strict=True):
+        expected, found = one.metrics(), Run.open(path).metrics()
+        assert len(found) == len(expected)
+        for a, b in zip(expected, found, strict=True):
+            assert a.keys() == b.keys()
+            for key in a.keys() - {"finished"}:
+                assert b[key] == pytest.approx(a[key], rel=1e-3, abs=1e-5), (a["step"], key)
+
+
+def test_mixed_precision(tmp_path):
+    full = run_of(tmp_path, eigen("nog+olr"))
+    train(eigen("nog+olr"), full)
+    config = eigen("nog+olr", precision="bf16")
+    half = run_of(tmp_path, config)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        assert train(config, half) == 0
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    a, b = full.metrics()[0], half.metrics()[0]
+    assert b["discriminator_loss"] != a["discriminator_loss"]
+    for key in ("discriminator_loss", "discriminator_penalty", "generator_loss"):
+        assert b[key] == pytest.approx(a[key], rel=0.02, abs=0.02)
+
+
+def test_least_squares_and_wasserstein_train(tmp_path):
+    for name in ("least-squares", "wasserstein", "hinge-saturating"):
+        config = tiny(objective=GanObjective(name, penalty="gp", penalty_interval=1))
+        run = run_of(tmp_path, config)
+        assert train(config, run) == 0
+        assert run.metrics()[-1]["finished"]
