@@ -16,6 +16,8 @@ from orthocond.lab.progress import Progress
 _QUIET_SECONDS = 30.0  # between lines of one training, but every tenth of it has one
 _MANY = 8  # trainings of which all keep their bars; of more, those that run
 
+_ALL = "all"
+
 
 def is_plain(console: Console | None = None) -> bool:
     """Whether to print lines instead of bars: no terminal, continuous integration, or NO_COLOR."""
@@ -25,7 +27,7 @@ def is_plain(console: Console | None = None) -> bool:
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.1f} steps/s" if task.speed else "")
+        return Text(f"{task.speed:.1f} steps/s" if task.speed and task.description != _ALL else "")
 
 
 class Display:
@@ -62,7 +64,7 @@ class Display:
         self._first: dict[int, tuple[int, float]] = {}  # step and time of the first report
         self._last: dict[int, tuple[int, float]] = {}  # tenth and time of the last line
         self._tasks: dict[int, Any] = {}
-        self._ended: set[int] = set()
+        self._parts: dict[int, float] = {}  # of each training, how much is done
         self._bars: Bars | None = None
 
     def __enter__(self) -> Self:
@@ -78,7 +80,7 @@ class Display:
             )
             self._bars.start()
             if len(self._names) > 1:
-                self._all = self._bars.add_task("all", total=len(self._names), numbers="")
+                self._all = self._bars.add_task(_ALL, total=len(self._names), numbers="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,12 +111,11 @@ class Display:
                 self._name(index), total=state.steps, completed=state.step, numbers=_numbers(state)
             )
         bars.update(self._tasks[index], completed=state.step, numbers=_numbers(state))
-        if state.step == state.steps and index not in self._ended:
-            self._ended.add(index)
-            if len(self._names) > 1:
-                bars.advance(self._all)
-            if len(self._names) > _MANY:
-                bars.update(self._tasks[index], visible=False)
+        self._parts[index] = state.step / max(state.steps, 1)
+        if len(self._names) > 1:
+            bars.update(self._all, completed=sum(self._parts.values()))
+        if len(self._names) > _MANY and state.step == state.steps:
+            bars.update(self._tasks[index], visible=False)
 
     def _line(self, index: int, state: Progress) -> None:
         now = time.monotonic()
@@ -140,8 +141,8 @@ def duration(seconds: float) -> str:
     """Seconds as people say them.
 
     Example:
-        >>> duration(42), duration(200), duration(5400), duration(300_000)
-        ('42 s', '3 min', '1.5 h', '3.5 days')
+        >>> duration(42), duration(200), duration(9000), duration(300_000)
+        ('42 s', '3 min', '2.5 h', '3.5 days')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"
