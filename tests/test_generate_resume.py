@@ -78,8 +78,8 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 
 def test_killed_and_interrupted_runs_go_on_to_the_same_files(tmp_path):
-    config = tiny("nog+olr")
-    config = replace(config, schedule=replace(config.schedule, steps=200), sample_every=100)
+    config = tiny("nog+olr", save_every=8, sample_every=30)
+    config = replace(config, schedule=replace(config.schedule, steps=80))
     whole = run_of(tmp_path, config, "whole")
     train(config, whole)
     run = open_or_create(tmp_path / "killed", config)
