@@ -150,6 +150,22 @@ def test_nothing_is_drawn_from_nothing():
     assert figures.learning_rate(_outcomes("conditioning-weight"), tables.TABLES["conditioning-weight"].rows) is None
 
 
+def test_wide_intervals_do_not_hide_the_others():
+    differences = [{"mean": 1.0, "low": -30.0, "high": 32.0}, {"mean": -1.5, "low": -2.0, "high": -1.0}]
+    rows = [
+        {"label": "SVD", "method": {"name": "svd"}, "measures": {"error": {}}},
+        *(
+            {"label": "SVD + OW", "method": {"name": "ow"}, "measures": {"error": {"difference": d}}}
+            for d in differences
+        ),
+    ]
+    (outcome,) = _outcomes("weight-treatments")
+    figure = figures.differences([replace(outcome, summary={"rows": rows})], ())
+    low, high = figure.axes[0].get_xlim()
+    assert (low, high) == pytest.approx((-3.75, 3.75))
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["SVD + OW", "SVD + OW"]
+
+
 @pytest.mark.parametrize("name", ["optimal-lr", "cifar-resnet50"])
 def test_files_are_small_and_show_something(tmp_path, name):
     configs = tables.TABLES[name].configs("laptop", 2)
@@ -161,4 +177,9 @@ def test_files_are_small_and_show_something(tmp_path, name):
             assert 3_000 < path.stat().st_size < 150_000, path.name
         with Image.open(folder / f"{sketch.name}.png") as image:
             assert min(image.size) > 300
-            assert len(image.convert("RGB").getcolors(1 << 16)) > 10
+            shades = {pixel for _, pixel in image.convert("RGB").getcolors(1 << 16)}
+        assert len(shades) > 10
+        for row in sketch.rows or ():  # no thin line has got the colour of another one
+            expected = [int(drawing.colour(row.name)[i : i + 2], 16) for i in (1, 3, 5)]
+            nearest = min(max(abs(a - b) for a, b in zip(shade, expected, strict=True)) for shade in shades)
+            assert nearest <= 8 or sketch.name == "learning-rate", (sketch.name, row.name)

@@ -125,7 +125,7 @@ def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
             x.append(step)
             y.append(eta)
     # As pixels: so many dots are a large SVG.
-    dots = {"markersize": 5, "alpha": 0.45, "markeredgewidth": 0, "rasterized": True}
+    dots = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0, "rasterized": True}
     axes.plot(x, y, linestyle="", marker=".", color=colour(row.name), **dots)
     for rate in dict.fromkeys(schedule):
         shares = [share for record in records if (share := _share(record, rate)) is not None]
@@ -192,6 +192,13 @@ def _forest(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
         _dot(axes, cell["difference"], place - 0.12, tint, tint if certain else "white", "o")
         if cell.get("paper_difference"):
             _dot(axes, cell["paper_difference"], place + 0.22, "0.6", "0.6", "D")
+    # Two or three seeds have intervals that would hide all others: those end at the border.
+    found = [
+        d for row in rows for d in (row["measures"][name]["difference"], row["measures"][name].get("paper_difference"))
+    ]
+    reach = 2.5 * max(abs(d["mean"]) for d in found if d) or 1.0
+    low, high = axes.get_xlim()
+    axes.set_xlim(max(low, -reach), min(high, reach))
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(False, axis="y")
