@@ -154,6 +154,7 @@ class _Training:
         self.objective = _OBJECTIVES[config.objective.name]
         lazy = config.objective
         self.lazy = LazyR1(lazy.penalty_weight, lazy.penalty_interval, lazy.penalty_scaled)
+        self.seconds: list[float] = []
 
     def loop(self) -> int:
         """Train from the last checkpoint to the end, or until asked to stop."""
@@ -191,19 +192,23 @@ class _Training:
         self.ema.update(self.generator)
         means = self.accelerator.reduce(torch.stack([x.detach().double() for x in losses.values()]), "mean")
         numbers = dict(zip(losses, means.tolist(), strict=True))
-        seconds = time.perf_counter() - start
+        self.seconds.append(time.perf_counter() - start)
         if (step - 1) % self.config.log_every == 0 or step == self.steps:
             with self._explained(step, losses["generator_loss"], guard):
                 metrics: dict[str, Any] = numbers | {"lr": lr} | self._facts()
             if step == self.steps:
                 metrics["finished"] = True
-            self.run.log(step, epoch, timing={"step_seconds": seconds}, **metrics)
+            # The mean since the last line: not all steps have a gradient penalty.
+            timing = {"step_seconds": sum(self.seconds) / len(self.seconds)}
+            self.seconds.clear()
+            self.run.log(step, epoch, timing=timing, **metrics)
             if self.tracker:
                 self.accelerator.log({k: v for k, v in metrics.items() if isinstance(v, (int, float))}, step)
         if self.config.sample_every and self._due(step, self.config.sample_every) and self.accelerator.is_main_process:
             self._draw(step)
         if self.progress is not None and self.accelerator.is_main_process:
-            self.progress(Progress(step, self.steps, dict(numbers)))
+            shown: dict[str, float | None] = {key: numbers[key] for key in ("discriminator_loss", "generator_loss")}
+            self.progress(Progress(step, self.steps, shown))
 
     def _batch(self, epoch: int, index: int) -> Tensor:
         """The batches come from one iterator for an epoch, made anew at its beginning and after resuming."""
