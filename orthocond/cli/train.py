@@ -167,10 +167,10 @@ def _train(config: Config, runs: Path, resume: str | None, root: str | None, tra
 
 @contextlib.contextmanager
 def _removed_if_empty(run: Run, made: bool) -> Iterator[None]:
-    """Where data or network are wrong, nothing was trained: leave no folder behind that was made for it."""
+    """Where data, network or a package are missing, nothing was trained: leave no folder behind that was made for it."""
     try:
         yield
-    except (OSError, TypeError, ValueError):
+    except (ImportError, OSError, TypeError, ValueError):
         if made and ranks.rank() == 0 and not run.metrics() and not any(run.checkpoints.iterdir()):
             shutil.rmtree(run.path)
         raise

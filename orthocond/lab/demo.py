@@ -168,9 +168,10 @@ def _words(rows: Mapping[str, Row], config: Classification) -> Sequence[str]:
         "condition number is infinite. Two finite ones are shown.",
         f"κ(P + εI) is that of the matrix that the layer takes a root of. As the smallest eigenvalue of it is ε = "
         f"{eps:g}, it measures how large P is: {_compared(full.condition, svd.condition)} with all treatments, "
-        f"{_compared(nog.condition, svd.condition)} with nog alone, against svd. It matters in evaluation, where P is a "
-        "running average: if the weight has turned by an angle θ since, what is now in the empty directions is amplified "
-        "to a variance of up to κ(P + εI) θ². So a weight that grows can have a low training loss and a poor accuracy.",
+        f"{_compared(nog.condition, svd.condition)} with nog alone, against svd. It matters in evaluation, where P is "
+        "a running average: if the weight has turned by an angle θ since, what is now in the empty directions is "
+        "amplified to a variance of up to κ(P + εI) θ². So a weight that grows can have a low training loss and a poor "
+        "accuracy.",
         "κ on the range, largest over smallest eigenvalue that is not zero, measures how unequal the directions are: "
         f"{_compared(full.condition_on_range, svd.condition_on_range)} with all treatments, "
         f"{_compared(nog.condition_on_range, svd.condition_on_range)} with nog alone. An orthogonal weight passes on "
