@@ -35,10 +35,11 @@ def command(tokens: Sequence[str]) -> Callable[..., int]:
     Raises:
         UsageError: If they tell none and do not ask for help.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    helps = bool({"--help", "-h"} & set(tokens))
+    if os.environ.get("WORLD_SIZE", "1") != "1" and not helps:
         _join_processes()
     start = _start(complete(tokens))
-    if start is None and not {"--help", "-h"} & set(tokens):
+    if start is None and not helps:
         raise UsageError(_no_preset("--resume" in tokens))
 
     def chosen(preset: str | None = None, /, **options: Any) -> int:
@@ -167,7 +168,7 @@ def _train(config: Config, runs: Path, resume: str | None, root: str | None, tra
 
 @contextlib.contextmanager
 def _removed_if_empty(run: Run, made: bool) -> Iterator[None]:
-    """Where data, network or a package are missing, nothing was trained: leave no folder behind that was made for it."""
+    """Where data, network or package are missing, nothing is trained: leave no folder behind that was made for it."""
     try:
         yield
     except (ImportError, OSError, TypeError, ValueError):
