@@ -215,7 +215,7 @@ def _figure(metrics: Mapping[str, Sequence[Mapping[str, Any]]], eps: float) -> b
         axes.grid(True, color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-        if key != "loss":
+        if key.startswith("condition"):
             axes.set_yscale("log")
         if place > 2:
             axes.set_xlabel("Training step")
