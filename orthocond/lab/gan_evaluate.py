@@ -248,7 +248,7 @@ def _distance(
         distance.load_reference(reference)
     else:
         data = load_images(config.data, root)
-        data = data.sample(min(images, len(data)), config.seed)
+        data = data.sample(min(images, len(data)))  # the same for all seeds
         for batch in Pipeline(data=data, batch_size=_BATCH, train=False).batches():
             distance.update(centre_crop(batch.images, config.data.size), real=True)
         if reference is not None:
