@@ -62,12 +62,13 @@ def test_row_is_the_median_of_the_end_of_the_training(tmp_path):
     for step in range(1, 11):
         run.log(step, condition=float(step), olr_occurrence=step / 100, **facts)
     run.log(10, error=12.5, finished=True)
+    (run.path / "evaluation.json").write_text('{"recalibrated_error": 10.0}')
     row = module._row(run, 3.0)
-    assert row == module.Row(87.5, statistics.median([9, 10]), 5.0, 27, 2.0, 0.1, 3.0)
+    assert row == module.Row(87.5, 90.0, statistics.median([9, 10]), 5.0, 27, 2.0, 0.1, 3.0)
 
 
 def test_words_compare_what_was_measured():
-    svd = module.Row(90.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
+    svd = module.Row(90.0, 91.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
     nog = svd._replace(condition=4000.0, condition_on_range=300.0)
     full = svd._replace(condition=1000.0, condition_on_range=102.0, olr_occurrence=0.5)
     words = " ".join(module._words({"svd": svd, "nog": nog, "nog+ow+olr": full}, preset("dbn-sprites-small")))

@@ -1,7 +1,5 @@
 """``orthocond evaluate`` and ``orthocond diagnose``: what a trained model can do, and how well conditioned it is."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,43 +7,59 @@ from orthocond.cli.runs import find_run
 
 
 def evaluate(run: Path, /, *, runs: Path = Path("runs"), data_root: Path | None = None) -> None:
-    """Evaluate the newest checkpoint of a run on held-out images.
+    """Evaluate the newest checkpoint of a run, and write what comes out to evaluation.json in its folder.
 
-    Prints error, top-5 error, and rank and condition of the covariance in the SVD layer on a batch of training images,
-    and writes them to evaluation.json in the run's folder.
+    Of a classifier: error and top-5 error on held-out images, with the statistics of its normalisation layers as they
+    are and taken anew; rank and condition of the covariance in the SVD layer on a batch of training images. Of a GAN:
+    condition of the weights that meet the latents, predictability and activeness of its directions, scores against the
+    true factors of sprites, and traversals in its figures.
 
     Args:
         run: The run, by folder or number.
         runs: Folder of the runs.
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
     """
-    from orthocond.lab.classify import evaluate as score
-    from orthocond.lab.classify import pipeline
-    from orthocond.lab.restore import load_model
-    from orthocond.lab.runs.files import write_atomically
-    from orthocond.lab.runs.metrics import json_safe
+    from orthocond.lab.experiments import EVALUATION, assess, read_config
 
     found = find_run(run, runs)
-    restored = load_model(found, root=None if data_root is None else str(data_root))
-    # As in training: normalised by the statistics of the training images.
-    batches = replace(
-        pipeline(restored.config, restored.pair.train, train=True), data=restored.pair.held_out, train=False
-    )
-    values: dict[str, Any] = {"step": restored.step} | score(restored.model, batches)._asdict()
-    if restored.network.svd_layer is not None:
-        row = _diagnosis(restored)[restored.network.svd_layer]
-        values |= {key: getattr(row, key) for key in ("size", "rank", "condition", "condition_on_range", "eps")}
-    write_atomically(
-        found.path / "evaluation.json", (json.dumps(json_safe(values, "values"), indent=1) + "\n").encode()
-    )
-    print(f"{found.path}, step {restored.step}")
-    print(f"error {values['error']:.2f} %, top-5 error {values['top5_error']:.2f} %, loss {values['loss']:.4f}")
+    values = assess(read_config(found.config), found, root=None if data_root is None else str(data_root))
+    print(f"{found.path}, step {values['step']}")
+    if "error" in values:
+        _print_classifier(values)
+    else:
+        _print_gan(values)
+    print(f"Written to {found.path / EVALUATION}")
+
+
+def _print_classifier(values: dict[str, Any]) -> None:
+    for prefix, text in (("", "as trained"), ("recalibrated_", "statistics taken anew")):
+        error, top5, loss = (values[prefix + name] for name in ("error", "top5_error", "loss"))
+        print(f"{text}: error {error:.2f} %, top-5 error {top5:.2f} %, loss {loss:.4f}")
     if "rank" in values:
         print(
-            f"SVD layer {restored.network.svd_layer}: rank {values['rank']} of {values['size']}, "
-            f"κ(P + {values['eps']:g} I) {values['condition']:.3g}, κ on the range {values['condition_on_range']:.3g}"
+            f"SVD layer: rank {values['rank']} of {values['size']}, κ(P + {values['eps']:g} I) "
+            f"{values['condition']:.3g}, κ on the range {values['condition_on_range']:.3g}"
         )
-    print(f"Written to {found.path / 'evaluation.json'}")
+
+
+def _print_gan(values: dict[str, Any]) -> None:
+    print(f"condition of the weights that meet the latents: {', '.join(f'{c:.3g}' for c in values['conditions'])}")
+    if "frechet" in values:
+        print(f"Fréchet distance: {values['frechet']}")
+    for name, measured in values["directions"].items():
+        numbers = ", ".join(f"{key} {value:.3g}" for key, value in _numbers(measured))
+        print(f"directions {name}: {numbers}")
+
+
+def _numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """The single numbers in a tree, by their path."""
+    found: list[tuple[str, float]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found += _numbers(value, f"{prefix}{key} ")
+        elif isinstance(value, (int, float)):
+            found.append((prefix + key, float(value)))
+    return found
 
 
 def diagnose(run: Path, /, *, runs: Path = Path("runs"), data_root: Path | None = None) -> None:

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -16,6 +17,7 @@ from rich.table import Table
 from orthocond.lab.bench import bench
 from orthocond.lab.config import replace_at
 from orthocond.lab.display import Display
+from orthocond.lab.experiments import EVALUATION
 from orthocond.lab.launch import launch
 from orthocond.lab.presets import Classification, preset
 from orthocond.lab.runs import Run
@@ -35,6 +37,7 @@ class Row(NamedTuple):
     """What the table says about a method; None where it has no such number."""
 
     accuracy: float
+    recalibrated: float
     condition: float
     condition_on_range: float
     rank: int
@@ -123,6 +126,7 @@ def _row(run: Run, milliseconds: float) -> Row:
 
     return Row(
         100 - lines[-1]["error"],
+        100 - json.loads((run.path / EVALUATION).read_text())["recalibrated_error"],
         typical("condition"),
         typical("condition_on_range"),
         round(typical("rank")),
@@ -132,13 +136,14 @@ def _row(run: Run, milliseconds: float) -> Row:
     )
 
 
-_HEADER = ("method", "accuracy", "κ(P+εI)", "κ range", "rank P", "κ weight", "OLR", "a step")
+_HEADER = ("method", "accuracy", "refreshed", "κ(P+εI)", "κ range", "rank P", "κ weight", "OLR", "a step")
 
 
 def _cells(name: str, row: Row) -> tuple[str, ...]:
     return (
         name,
         f"{row.accuracy:.1f} %",
+        f"{row.recalibrated:.1f} %",
         f"{row.condition:,.0f}",
         f"{row.condition_on_range:,.0f}",
         f"{row.rank} of 64",
@@ -169,15 +174,17 @@ def _words(rows: Mapping[str, Row], config: Classification) -> Sequence[str]:
         f"κ(P + εI) is that of the matrix that the layer takes a root of. As the smallest eigenvalue of it is ε = "
         f"{eps:g}, it measures how large P is: {_compared(full.condition, svd.condition)} with all treatments, "
         f"{_compared(nog.condition, svd.condition)} with nog alone, against svd. It matters in evaluation, where P is "
-        "a running average: if the weight has turned by an angle θ since, what is now in the empty directions is "
-        "amplified to a variance of up to κ(P + εI) θ². So a weight that grows can have a low training loss and a poor "
-        "accuracy.",
+        "a running average: what a weight that has turned since puts into directions that were empty is amplified by "
+        f"up to ε^-1/2 = {eps**-0.5:.0f}, and the larger the weight, the more that is. So a method can have a low "
+        "training loss and a poor accuracy; `refreshed` is the accuracy after the statistics were taken anew with the "
+        "weights as they are.",
         "κ on the range, largest over smallest eigenvalue that is not zero, measures how unequal the directions are: "
         f"{_compared(full.condition_on_range, svd.condition_on_range)} with all treatments, "
         f"{_compared(nog.condition_on_range, svd.condition_on_range)} with nog alone. An orthogonal weight passes on "
         "the κ of the images' own patches, no less: neighbouring pixels are alike.",
-        f"Accuracies are {', '.join(f'{row.accuracy:.1f} % ({name})' for name, row in rows.items())}; guessing gives "
-        "8.3 %. This is one seed of one small problem: a difference of a few points is chance. `orthocond table` "
+        f"Accuracies are {', '.join(f'{row.accuracy:.1f} % ({name})' for name, row in rows.items())}, with refreshed "
+        f"statistics {', '.join(f'{row.recalibrated:.1f} %' for row in rows.values())}; guessing gives 8.3 %. This is "
+        "one seed of one small problem: a difference of a few points is chance. `orthocond table` "
         "compares methods over seeds.",
     ]
 
