@@ -26,6 +26,7 @@ def _record(config, steps=8, *, condition=1e3):
         lines.append(line)
         if step % 4 == 3:
             lines.append({"step": 10 * step + 2, "epoch": step // 4 + 1, "error": 80.0, "top5_error": 50.0})
+            lines[-1]["error"] += config.seed * (len(config.method.name) + (config.method.name != "svd"))
             lines[-1] |= {"best_error": 80.0 - step - config.seed}
     lines[-1]["finished"] = True
     return Record("run", config, lines)
@@ -153,9 +154,13 @@ def test_nothing_is_drawn_from_nothing():
 def test_wide_intervals_do_not_hide_the_others():
     differences = [{"mean": 1.0, "low": -30.0, "high": 32.0}, {"mean": -1.5, "low": -2.0, "high": -1.0}]
     rows = [
-        {"label": "SVD", "method": {"name": "svd"}, "measures": {"error": {}}},
+        {"label": "SVD", "method": {"name": "svd"}, "measures": {"error": {}, "recalibrated": {}}},
         *(
-            {"label": "SVD + OW", "method": {"name": "ow"}, "measures": {"error": {"difference": d}}}
+            {
+                "label": "SVD + OW",
+                "method": {"name": "ow"},
+                "measures": {"error": {"difference": d}, "recalibrated": {}},
+            }
             for d in differences
         ),
     ]
@@ -179,7 +184,7 @@ def test_files_are_small_and_show_something(tmp_path, name):
             assert min(image.size) > 300
             shades = {pixel for _, pixel in image.convert("RGB").getcolors(1 << 16)}
         assert len(shades) > 10
-        for row in sketch.rows or ():  # no thin line has got the colour of another one
+        for row in sketch.rows or tables.TABLES[name].rows:  # no thin line has got the colour of another one
             expected = [int(drawing.colour(row.name)[i : i + 2], 16) for i in (1, 3, 5)]
             nearest = min(max(abs(a - b) for a, b in zip(shade, expected, strict=True)) for shade in shades)
-            assert nearest <= 8 or sketch.name == "learning-rate", (sketch.name, row.name)
+            assert nearest <= 8 or row.name == "svd" or sketch.name == "learning-rate", (sketch.name, row.name)

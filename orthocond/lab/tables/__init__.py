@@ -11,7 +11,7 @@ from orthocond.lab.launch import launch, name_of
 from orthocond.lab.presets import Classification, Scale
 from orthocond.lab.progress import Progress
 from orthocond.lab.tables import classification, timing
-from orthocond.lab.tables.records import gather, keep
+from orthocond.lab.tables.records import Record, gather, keep
 from orthocond.lab.tables.table import Given, Table
 
 TABLES: dict[str, Table] = {table.name: table for table in (*classification.TABLES, *timing.TABLES)}
@@ -65,8 +65,7 @@ def plan(
         ValueError: If there is no such table, scale, or number of seeds.
     """
     configs = _configs(_find(name), scale, seeds)
-    found, kept = gather(configs, runs, out)
-    return [config for config in configs if config not in found and config not in kept]
+    return _missing(configs, *gather(configs, runs, out))
 
 
 def make(
@@ -110,7 +109,7 @@ def make(
     table = _find(name)
     configs = _configs(table, scale, seeds)
     found, kept = gather(configs, runs, out)
-    missing = [config for config in configs if config not in found and config not in kept]
+    missing = _missing(configs, found, kept)
     failures: dict[str, str] = {}
     if train and missing:
         for data in {config.data for config in missing if isinstance(config, Classification)}:
@@ -146,6 +145,16 @@ def _configs(table: Table, scale: Scale, seeds: int) -> list[Config]:
     if seeds < 1:
         raise ValueError(f"A table needs at least one seed; got {seeds}.")
     return table.configs(scale, seeds)
+
+
+def _missing(configs: list[Config], found: Mapping[Config, Record], kept: Mapping[Config, Record]) -> list[Config]:
+    """The trainings that are not there, or have finished in a run folder and were not evaluated."""
+
+    def ended(config: Config) -> bool:
+        record = found.get(config)
+        return config in kept if record is None else not record.finished or record.evaluation is not None
+
+    return [config for config in configs if not ended(config)]
 
 
 def _remarks(configs: list[Config], records: Mapping[Config, object], failures: Mapping[str, str]) -> tuple[str, ...]:

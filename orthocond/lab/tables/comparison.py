@@ -27,7 +27,7 @@ class Measure:
     Attributes:
         name: Its name in files.
         title: Its name for people.
-        key: Of the last line of metrics.
+        key: Of the last line of metrics, or of the evaluation.
         higher: Whether more is better.
         from_hundred: Whether the measure is 100 minus the metric.
     """
@@ -38,9 +38,12 @@ class Measure:
     higher: bool = False
     from_hundred: bool = False
 
-    def of(self, record: Record) -> float:
-        """The measure of a training that has finished."""
-        value = float(record.metrics[-1][self.key])
+    def of(self, record: Record) -> float | None:
+        """The measure of a training that has finished; None if its evaluation was not made."""
+        found = record.metrics[-1] | (record.evaluation or {})
+        if self.key not in found:
+            return None
+        value = float(found[self.key])
         return round(100 - value, 9) if self.from_hundred else value
 
 
@@ -228,13 +231,14 @@ class Comparison(Table):
         measures, facts = {}, {}
         for measure in self.measures:
             values = [measure.of(record) for record in finished]
-            best = (max if measure.higher else min)(values, default=None)
+            known = [value for value in values if value is not None]
+            best = (max if measure.higher else min)(known, default=None)
             number = experiment.numbers.get(measure.name, {}).get(method.name)
             measures[measure.name] = {
                 "paper": None if number is None else number._asdict(),
                 "values": values,
-                "mean": statistics.mean(values) if values else None,
-                "std": statistics.std(values),
+                "mean": statistics.mean(known) if known else None,
+                "std": statistics.std(known),
                 "best": best,
             }
         for fact in self.facts:
@@ -293,9 +297,9 @@ def _pairs(row: dict[str, Any], base: dict[str, Any], values: list[Any], referen
 
 
 def _difference(
-    row: dict[str, Any], base: dict[str, Any], values: list[float], reference: list[float]
+    row: dict[str, Any], base: dict[str, Any], values: list[Any], reference: list[Any]
 ) -> dict[str, Any] | None:
-    pairs = _pairs(row, base, values, reference)
+    pairs = [pair for pair in _pairs(row, base, values, reference) if None not in pair]
     return asdict(statistics.paired(*zip(*pairs, strict=True))) if pairs else None
 
 

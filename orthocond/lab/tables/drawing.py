@@ -24,6 +24,7 @@ _COLOURS = (
 )
 _MANY = 80  # points of a curve, so that files stay small
 _FONT = 8.5
+_LARGE = 100_000  # bytes of a PNG
 
 _PANEL, _LETTER, _HEIGHT = 3.4, 0.0715, 2.9  # inches: width of a panel, of a letter beside it, height of a panel
 
@@ -191,6 +192,7 @@ def save(figure: Any, stem: Path) -> None:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "orthocond"}):
         figure.savefig(pixels, format="png", dpi=130)
         figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None, "Creator": None})
-    # A quarter of the size. Median cut, the default, would give a thin line the colour of another one.
-    few = Image.open(pixels).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE)
-    few.save(stem.with_name(f"{stem.name}.png"), optimize=True)
+    image = Image.open(pixels).convert("RGB")
+    if len(pixels.getvalue()) > _LARGE:  # a third of the size; but few pixels of one colour could get that of others
+        image = image.quantize(256, method=Image.Quantize.MEDIANCUT)
+    image.save(stem.with_name(f"{stem.name}.png"), optimize=True)

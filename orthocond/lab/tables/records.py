@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orthocond.lab.config import to_json
-from orthocond.lab.experiments import Config, read_config
+from orthocond.lab.experiments import EVALUATION, Config, read_config
 from orthocond.lab.launch import find_runs
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
@@ -31,12 +31,14 @@ class Record:
         config: Its configuration.
         metrics: Its lines of metrics, with the timings of the same steps; numbers have six digits.
         stopped: What its log says about a loss that was not finite and ended it; None otherwise.
+        evaluation: What `experiments.assess` found at its end; None if it was not asked.
     """
 
     name: str
     config: Config
     metrics: list[dict[str, Any]]
     stopped: str | None = None
+    evaluation: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:
@@ -62,7 +64,10 @@ def read_run(run: Run, config: Config) -> Record:
     log = run.path / "log.txt"
     last = _BEGIN.split(log.read_text(errors="replace"))[-1] if log.is_file() else ""
     stopped = _NOT_FINITE.search(last)
-    return Record(run.path.name, config, [_rounded(line) for line in lines], stopped[0] if stopped else None)
+    file = run.path / EVALUATION
+    evaluation = _rounded(from_json_safe(json.loads(file.read_text()))) if file.is_file() else None
+    metrics = [_rounded(line) for line in lines]
+    return Record(run.path.name, config, metrics, stopped[0] if stopped else None, evaluation)
 
 
 def _rounded(value: Any) -> Any:
@@ -104,7 +109,8 @@ def read_kept(out: str | PathLike[str]) -> Iterator[Record]:
                 config = read_config(line["config"])
             except (TypeError, ValueError):
                 continue
-            yield Record(line["run"], config, from_json_safe(line["metrics"]), line["stopped"])
+            evaluation = from_json_safe(line.get("evaluation"))
+            yield Record(line["run"], config, from_json_safe(line["metrics"]), line["stopped"], evaluation)
 
 
 def keep(records: Iterable[Record], out: str | PathLike[str]) -> None:
@@ -127,6 +133,8 @@ def keep(records: Iterable[Record], out: str | PathLike[str]) -> None:
             config = to_json(record.config)
             metrics = json_safe(record.metrics, "metrics")
             line = {"run": record.name, "config": config, "stopped": record.stopped, "metrics": metrics}
+            if record.evaluation is not None:
+                line["evaluation"] = json_safe(record.evaluation, "evaluation")
             lines[_key(config)] = line
         text = "".join(json.dumps(lines[key], separators=(",", ":")) + "\n" for key in sorted(lines))
         write_atomically(path, gzip.compress(text.encode(), mtime=0))
