@@ -19,11 +19,12 @@ from orthocond.lab.runs.metrics import json_safe
 from orthocond.layers import DecorrelatedBatchNorm2d
 from orthocond.monitor import diagnose
 
+_BATCHES = 32  # of training images, from which statistics are taken anew; no more than it was trained for
 _FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
 
 
 @torch.no_grad()
-def recalibrate(model: nn.Module, batches: Pipeline, count: int = 32) -> None:
+def recalibrate(model: nn.Module, batches: Pipeline, count: int = _BATCHES) -> None:
     """Take the running statistics of batch normalisation, plain and decorrelated, anew with the weights as they are.
 
     Running averages lag behind weights that move. That is nothing at the end of a long schedule, but after a short one
@@ -75,7 +76,7 @@ def assess(run: Run, *, root: str | None = None) -> dict[str, Any]:
         batch = next(iter(train.batches()))
         row = diagnose(model, (batch.images, batch.labels), F.cross_entropy)[restored.network.svd_layer]
         values |= {key: getattr(row, key) for key in _FACTS}
-    recalibrate(model, train)
+    recalibrate(model, train, min(_BATCHES, restored.step))
     values |= {f"recalibrated_{name}": value for name, value in evaluate(model, held_out)._asdict().items()}
     text = json.dumps(json_safe(values, EVALUATION), indent=1) + "\n"
     write_atomically(run.path / EVALUATION, text.encode())

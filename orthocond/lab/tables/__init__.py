@@ -10,11 +10,11 @@ from orthocond.lab.experiments import Config
 from orthocond.lab.launch import launch, name_of
 from orthocond.lab.presets import Classification, Scale
 from orthocond.lab.progress import Progress
-from orthocond.lab.tables import classification, timing
+from orthocond.lab.tables import classification, steps, timing
 from orthocond.lab.tables.records import Record, gather, keep
 from orthocond.lab.tables.table import Given, Table
 
-TABLES: dict[str, Table] = {table.name: table for table in (*classification.TABLES, *timing.TABLES)}
+TABLES: dict[str, Table] = {table.name: table for table in (*classification.TABLES, *steps.TABLES, *timing.TABLES)}
 """All tables by name; a new one is listed here by its module."""
 
 _LISTED = 6  # trainings that a remark names, before "and so many more"
