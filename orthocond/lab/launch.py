@@ -39,8 +39,15 @@ def is_finished(run: Run) -> bool:
 
 
 def name_of(config: Config) -> str:
-    """The name of a run's folder, without its number."""
-    return f"{config.preset}-{config.method.name}-seed{config.seed}"
+    """The name of a run's folder, without its number.
+
+    Example:
+        >>> from orthocond.lab.presets import Classification, Method
+        >>> name_of(Classification(method=Method("nog+olr", olr="paper"), seed=3))
+        'dbn-sprites-small-nog+olr-paper-seed3'
+    """
+    form = f"-{config.method.olr}" if "olr" in config.method.name and config.method.olr != "exact" else ""
+    return f"{config.preset}-{config.method.name}{form}-seed{config.seed}"
 
 
 def open_or_create(root: str | PathLike[str], config: Config) -> Run:
