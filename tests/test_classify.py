@@ -341,7 +341,9 @@ def test_killed_and_interrupted_runs_go_on_to_the_same_file(tmp_path):
     run = open_or_create(tmp_path / "killed", config)
     command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path)]
     for number, code, least in ((signal.SIGKILL, -9, 10), (signal.SIGINT, 130, 20)):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        # As many threads as here: another number rounds differently.
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as process:
             for line in process.stdout:
                 if json.loads(line)["step"] >= least:
                     break

@@ -10,7 +10,7 @@ from orthocond.lab.config import from_json
 from orthocond.lab.data.options import nearest
 from orthocond.lab.gan_methods import latent_layers, treat_weights
 from orthocond.lab.gan_presets import GanModel, Generation
-from orthocond.lab.networks import _factory
+from orthocond.lab.networks import load_factory
 from orthocond.lab.runs import Run
 
 _NAMES = ("simple", "eigengan")
@@ -53,7 +53,7 @@ def build(model: GanModel, size: int) -> Networks:
 
 
 def _of_user(name: str, size: int) -> Networks:
-    made: Any = _factory(name)(size)
+    made: Any = load_factory(name)(size)
     if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(m, nn.Module) for m in made)):
         raise TypeError(f"{name} has to return a generator and a discriminator, two modules; it returned {made!r}.")
     if not isinstance(getattr(made[0], "z_dim", None), int):

@@ -96,7 +96,7 @@ def _resnet(model: Model, classes: int, norm: Callable[[int], nn.Module], pool: 
 
 
 def _of_user(model: Model, method: Method, classes: int, batch: Tensor, plain: bool) -> Network:
-    module = _factory(model.name)(classes)
+    module = load_factory(model.name)(classes)
     if not isinstance(module, nn.Module):
         raise TypeError(f"{model.name} has to return a torch.nn.Module; it returned {type(module).__name__}.")
     layers = dict(module.named_modules())
@@ -125,7 +125,12 @@ def _of_user(model: Model, method: Method, classes: int, batch: Tensor, plain: b
     return Network(module, None if plain else name, pre_svd)
 
 
-def _factory(name: str) -> Callable[[int], nn.Module]:
+def load_factory(name: str) -> Callable[..., nn.Module]:
+    """The function that ``package.module:function`` names.
+
+    Raises:
+        ValueError: If there is none.
+    """
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
