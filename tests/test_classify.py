@@ -18,6 +18,7 @@ from orthocond import SkewOrthogonalConv2d, SVDLayer, matrix_view, pre_svd_layer
 from orthocond.lab import classify
 from orthocond.lab.classify import evaluate, load_data, pipeline, prepare, train
 from orthocond.lab.data import Pipeline
+from orthocond.lab.experiments import read_config
 from orthocond.lab.launch import launch, open_or_create
 from orthocond.lab.methods import NAMES, parts
 from orthocond.lab.networks import build
@@ -292,20 +293,18 @@ def python(*arguments, **settings):
 
 
 def test_two_processes_equal_one(tmp_path):
-    config = tiny("nog+olr")
+    small = "--data.size 16 --data.limit 160 --data.held-out 100 --model.depths 1 --model.width 4 --log-every 2"
+    short = "--schedule.epochs 2 --schedule.batch-size 32 --schedule.milestones 1 --method nog+olr"
+    command = f"-m orthocond train dbn-sprites-small {small} {short} --quiet --runs".split()
+    two = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = python("-W", "error::RuntimeWarning", *two, *command, str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    run = Run.open(next((tmp_path / "two").iterdir()))
+    assert done.stdout.count("Run: ") == 1
+    config = read_config(run.config)
     one = run_of(tmp_path, config, "one")
     train(config, one)
-    code = tmp_path / "program.py"
-    code.write_text(
-        "import sys, warnings\nwarnings.simplefilter('error', RuntimeWarning)\n"
-        "from lab_helpers import tiny\nfrom orthocond.lab.classify import train\n"
-        "from orthocond.lab.runs import Run\nfrom accelerate import PartialState\nPartialState(cpu=True)\n"
-        "config = tiny('nog+olr')\nsys.exit(train(config, Run.create(sys.argv[1], 'two', config)))\n"
-    )
-    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(code), str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob("*-two")
-    expected, found = one.metrics(), Run.open(path).metrics()
+    expected, found = one.metrics(), run.metrics()
     assert len(found) == len(expected)
     for a, b in zip(expected, found, strict=True):
         assert a.keys() == b.keys()
