@@ -22,3 +22,4 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_custom_sections = [("Accuracy", "notes_style")]
 suppress_warnings = ["myst.xref_missing"]  # links that leave the documentation for the repository
+napoleon_use_ivar = True  # attributes as a list: some are properties, which are documented by themselves
