@@ -9,7 +9,7 @@ from orthocond.lab.tables.table import Table
 
 _ERRORS = (
     Measure("error", "Validation error (%)", "error"),
-    Measure("recalibrated", "Validation error, statistics refreshed (%)", "recalibrated_error"),
+    Measure("recalibrated", "Validation error, refreshed (%)", "recalibrated_error"),
 )
 _TOP1 = Measure("top1", "Top-1 accuracy (%)", "error", higher=True, from_hundred=True)
 _TOP5 = Measure("top5", "Top-5 accuracy (%)", "top5_error", higher=True, from_hundred=True)
@@ -51,7 +51,7 @@ _DBN_KAPPA = (
     "the images, whatever training does to the weight.",
 )
 _REFRESHED = (
-    "Statistics refreshed: the running mean and covariance of all normalisation layers were taken anew over 32 batches "
+    "Refreshed: the running mean and covariance of all normalisation layers were taken anew over 32 batches "
     "with the final weights. Running averages lag behind a weight that moves, and whitening by a stale covariance "
     "amplifies what the weight has put into directions that were empty. After 350 epochs and three drops of the rate "
     "nothing moves any more; after a short schedule the lag can outweigh everything else, so that only the refreshed "
