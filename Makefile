@@ -14,7 +14,7 @@ test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-slow: .venv/.dev  ## the longer checks that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --timeout 1800
