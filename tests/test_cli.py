@@ -155,7 +155,7 @@ BAD_USAGE = [
     ("evaluate no-such-run", "no-such-run"),
     ("diagnose", "RUN"),
     ("bench --methods svdd", "'svd'"),
-    ("bench --preset gan-sprites", "GAN"),
+    ("bench gan-sprite", "'gan-sprites'"),
     ("table weight-treatment", "'weight-treatments'"),
     ("list preset", '"presets"'),
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError
 
 import orthocond
-from orthocond.cli import bench, demo, evaluate, listing, table, train
+from orthocond.cli import bench, demo, evaluate, listing, table, train, traverse
 from orthocond.cli.settings import UsageError
 
 _HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, train it, compare it.
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., int | None] | None] = {
     "train": None,  # made when its preset is known
     "evaluate": evaluate.evaluate,
     "diagnose": evaluate.diagnose,
+    "traverse": traverse.traverse,
     "table": table.table,
     "bench": bench.bench,
     "list": listing.list_,

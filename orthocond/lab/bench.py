@@ -1,8 +1,11 @@
-"""What a step of each method costs: forward pass, backward pass, step of the optimizer, measured in turn."""
+"""What a step of each method costs, measured in turn: its parts for classifiers, the whole step for GANs."""
 
+import math
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,8 +15,10 @@ from torch.nn import functional as F
 
 from orthocond.lab.classify import pipeline, prepare
 from orthocond.lab.data import Pair, sprites
+from orthocond.lab.gan_presets import Generation
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps
 from orthocond.lab.presets import Classification
+from orthocond.lab.runs import Run
 
 _WARM_UP = 2  # steps that are not counted: the first ones allocate
 
@@ -77,6 +82,103 @@ def bench(
         if progress is not None:
             progress(count + 1, rounds)
     return {name: _median(found[_WARM_UP:]) for name, found in times.items()}
+
+
+class GanTimes(NamedTuple):
+    """Milliseconds of one step of discriminator and generator, and its ratio to that of ``none``.
+
+    The ratio is the median over rounds of the ratios within a round, whose ends are its 95 % interval.
+    """
+
+    milliseconds: float
+    relative: float
+    low: float
+    high: float
+
+
+def bench_gan(
+    config: Generation,
+    methods: Iterable[str],
+    *,
+    repeats: int = 20,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, GanTimes]:
+    """Time the training step of several methods on one GAN, and of ``none``, with one thread.
+
+    As not all steps have a gradient penalty, a measurement is of as many steps as make a period of it. The methods take
+    turns, another one first in each round, and each round gives one ratio, so that whatever else the machine does meets
+    all of them alike. The images are sprites of the size that the configuration asks for.
+
+    Args:
+        config: The configuration, whose method is replaced.
+        methods: Names of methods; ``none`` is added.
+        repeats: Measurements of each method.
+        batch_size: Images of a step; that of the configuration if None.
+        progress: Called with the number of rounds so far, and of all.
+
+    Returns:
+        The times by method, in the order of ``methods``.
+
+    Raises:
+        ValueError: If there is no such method, or a number is not positive.
+
+    Example:
+        >>> from orthocond.lab.gan_presets import preset
+        >>> times = bench_gan(preset("gan-sprites"), ["none", "nog"], repeats=1, batch_size=4)
+        >>> list(times), times["none"].relative
+        (['none', 'nog'], 1.0)
+    """
+    from orthocond.lab.generate import stepper
+
+    if repeats < 1:
+        raise ValueError(f"bench needs at least one repetition; got {repeats}.")
+    size = config.schedule.batch_size if batch_size is None else batch_size
+    config = replace(config, schedule=replace(config.schedule, batch_size=size))
+    images = sprites(4 * size, size=config.data.resize or config.data.size)
+    names = list(dict.fromkeys((*methods, "none")))
+    period = 1 if config.objective.penalty == "none" else config.objective.penalty_interval
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder, _one_thread():
+        steps = {}
+        for name in names:
+            one = replace(config, method=replace(config.method, name=name))
+            steps[name] = stepper(one, images, Run.create(folder, "bench", one))
+        for count in range(_WARM_UP + repeats):
+            start = count % len(names)
+            for name in names[start:] + names[:start]:
+                seconds[name].append(_time(steps[name], period))
+            if progress is not None:
+                progress(count + 1, _WARM_UP + repeats)
+    base = seconds["none"][_WARM_UP:]
+    return {name: _gan_times(found[_WARM_UP:], base) for name, found in seconds.items()}
+
+
+def _time(step: Callable[[], None], count: int) -> float:
+    """Seconds of one of so many steps."""
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    start = _now(device)
+    for _ in range(count):
+        step()
+    return (_now(device) - start) / count
+
+
+def _gan_times(seconds: list[float], base: list[float]) -> GanTimes:
+    ratios = sorted(a / b for a, b in zip(seconds, base, strict=True))
+    n = len(ratios)
+    # The median lies between these order statistics with a probability of 95 %, whatever the distribution.
+    place = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))
+    return GanTimes(1e3 * statistics.median(seconds), statistics.median(ratios), ratios[place], ratios[n - 1 - place])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def stepper(config: Classification, pair: Pair) -> Callable[[], Times]:

@@ -3,17 +3,18 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthocond.directions import Directions, axes, eigengan_directions, sefa, strip, traverse
-from orthocond.lab.config import from_json
+from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, sefa, strip, traverse
+from orthocond.lab.config import config_hash, from_json
 from orthocond.lab.data import FACTORS, Pipeline, read_factors
 from orthocond.lab.data.images import centre_crop
 from orthocond.lab.gan_methods import latent_layers
@@ -30,13 +31,17 @@ from orthocond.metrics import (
     activeness,
     factor_report,
     frechet_distance,
+    inception_extractor,
     plot_effect_matrix,
 )
 from orthocond.spectrum import singular_spectrum
 
+Kind = Literal["own", "sefa", "jacobian", "axes"]
+
 _BATCH = 100
 _FAINT = 0.1  # difference of the channels of pixels in [0, 1]; that of sprites is 0.8
 _LEAST = 100  # sprites that can be read, below which scores say nothing
+_IMAGES = {"paper": 10_000, "laptop": 2000}  # for the Fréchet distance
 _TRAVERSED = 12  # directions in a picture, the most important ones
 
 
@@ -69,6 +74,35 @@ def own_directions(generator: nn.Module) -> dict[str, Directions]:
     return {"axes": axes(int(generator.z_dim)), "sefa": sefa(layer, normalise=False)}  # type: ignore[arg-type]
 
 
+def find_directions(generator: nn.Module, kind: Kind = "own", k: int | None = None) -> Directions:
+    """Directions by the name of their kind, with measured effects.
+
+    Args:
+        generator: The generator.
+        kind: ``own`` are EigenGAN's, or else the ``axes``; ``sefa`` those of the first projection; ``jacobian`` those
+            in which images move most.
+        k: How many: of a basis that training chose those with the largest effect, else the most important ones. None
+            takes all.
+
+    Raises:
+        ValueError: If there are not so many, or SeFa has no first projection to look at.
+    """
+    size = int(generator.z_dim)  # type: ignore[arg-type]
+    if k is not None and not 0 < k <= size:
+        raise ValueError(f"This generator has {size} latents, so there are 1 to {size} directions; got k={k}.")
+    if kind == "jacobian":
+        return jacobian_directions(generator, k=k).measure(generator)
+    if kind == "sefa":
+        layers = latent_layers(generator)
+        if len(layers) > 1:
+            raise ValueError("SeFa needs one projection of all latents; EigenGAN has one for each layer. Use its own.")
+        return sefa(layers[0], normalise=False, k=k).measure(generator)
+    found = axes(size) if kind == "axes" else next(iter(own_directions(generator).values()))
+    found = found.measure(generator)
+    assert found.effect is not None
+    return found[found.effect.argsort(descending=True)[:k].tolist()]
+
+
 def predictability(config: Generation) -> VariationalPredictability:
     """The measurement of VP that fits a configuration.
 
@@ -89,7 +123,7 @@ def evaluate(
     *,
     root: str | None = None,
     extractor: Callable[[Tensor], Tensor] | None = None,
-    images: int = 2000,
+    images: int | None = None,
     reference: str | PathLike[str] | None = None,
     vp: VariationalPredictability | None = None,
     samples: int = 4000,
@@ -99,14 +133,16 @@ def evaluate(
     For each set of directions (see `own_directions`): predictability, activeness, and for sprites the scores against
     the true factors and their effect matrix, unless fewer than 100 of the images show anything coloured. Besides,
     condition and singular values of the weights that meet the latents; for sprites mean and deviation of the factors
-    beside those of the training images; with an extractor the Fréchet distance.
+    beside those of the training images; for other images, or with an extractor, the Fréchet distance.
 
     Args:
         run: The run; it may be unfinished, but needs a checkpoint.
         root: Folder of data sets.
-        extractor: Features for the Fréchet distance, such as `inception_extractor()`; None leaves it out.
-        images: Generated and, at most, real images for it.
-        reference: File with the statistics of the real images; made if it is missing.
+        extractor: Features for the Fréchet distance; None takes `inception_extractor()` for images other than sprites
+            if its file is installed, and else leaves the distance out.
+        images: Generated and, at most, real images for it; None takes 10,000 at the paper's scale, else 2,000.
+        reference: File with the statistics of the real images, made if it is missing; None is one beside the run, in
+            the name of which are the settings of the data, the extractor and the number of images.
         vp: How to measure predictability; None takes `predictability`.
         samples: Images from which factors of sprites are read.
 
@@ -133,8 +169,12 @@ def evaluate(
         result["factors"] = truth.compare(generator)
         if result["factors"]["read"] * samples < _LEAST:
             truth = None
+    if extractor is None and config.data.source != "sprites":
+        with suppress(FileNotFoundError):
+            extractor = inception_extractor()
     if extractor is not None:
-        result["frechet"] = _distance(config, generator, extractor, images, root, reference)
+        images = images or _IMAGES[config.scale]
+        result["frechet"] = _distance(config, generator, extractor, images, root, reference or run.path.parent)
     result["directions"] = {
         name: _measure(run, generator, name, directions, vp or predictability(config), truth)
         for name, directions in own_directions(generator).items()
@@ -240,19 +280,21 @@ def _distance(
     extractor: Callable[[Tensor], Tensor],
     images: int,
     root: str | None,
-    reference: str | PathLike[str] | None,
+    reference: str | PathLike[str],
 ) -> dict[str, Any]:
-    """The Fréchet distance of generated images to the training images."""
+    """The Fréchet distance to the training images, whose statistics are kept in a file, or in one of a folder."""
     distance = FrechetDistance(extractor)
-    if reference is not None and Path(reference).is_file():
-        distance.load_reference(reference)
+    path = Path(reference)
+    if path.is_dir():
+        path /= f"real-{config_hash(config.data, without=('flip',))}-{distance.name}-{images}.safetensors"
+    if path.is_file():
+        distance.load_reference(path)
     else:
         data = load_images(config.data, root)
         data = data.sample(min(images, len(data)))  # the same for all seeds
         for batch in Pipeline(data=data, batch_size=_BATCH, train=False).batches():
             distance.update(centre_crop(batch.images, config.data.size), real=True)
-        if reference is not None:
-            distance.save_reference(reference)
+        distance.save_reference(path)
     for part in _fakes(generator, images):
         distance.update(part, real=False)
     return {"protocol": distance.protocol, "value": distance.compute(), "real": distance.count(real=True)}

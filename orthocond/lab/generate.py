@@ -1,10 +1,11 @@
 """One training loop for GANs: on one device or many, resumed bit for bit (paper: section 6.2)."""
 
 import io
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ _OBJECTIVES: dict[str, Objective] = {
 }
 _STEP, _RIVAL, _PICTURE = 2, 3, 4  # streams of random numbers, beside those of the data
 _ROWS, _COLUMNS = 8, 8  # of the pictures
+_ENDLESS = 2**40  # steps
 
 
 def load_images(data: GanData, root: str | None = None) -> ImageData:
@@ -107,6 +109,25 @@ def train(
     return _Training(config, run, accelerator, images, prepare(config), progress, tracker).loop()
 
 
+def stepper(config: Generation, images: ImageData, run: Run) -> Callable[[], None]:
+    """A function that makes the next step of a training at each call, without metrics and pictures, to be timed.
+
+    Args:
+        config: The configuration.
+        images: Its images, of the side that it asks for.
+        run: A folder for the diagnosis of a loss that is not finite; nothing else is written.
+    """
+    from accelerate import Accelerator
+
+    endless = replace(config.schedule, steps=_ENDLESS)
+    config = replace(config, schedule=endless, log_every=_ENDLESS, sample_every=0)
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=config.precision)
+    training = _Training(config, run, accelerator, images, prepare(config), None, None)
+    guard = Guard(run, training.generator, signals=())
+    steps = itertools.count(2)  # the first step of a training is logged
+    return lambda: training.make_step(next(steps), guard)
+
+
 def _random(stream: int, *numbers: int) -> torch.Generator:
     """Random numbers that depend on these numbers alone, so that nothing has to be remembered for resuming."""
     state = np.random.SeedSequence([stream, *numbers]).generate_state(1, np.uint64)
@@ -164,7 +185,7 @@ class _Training:
         both = nn.ModuleDict({"generator": self.generator, "discriminator": self.discriminator})
         with Guard(self.run, both) as guard:
             for step in range(first, self.steps + 1):
-                self._step(step, guard)
+                self.make_step(step, guard)
                 stop = guard.should_stop()
                 if stop or self._due(step, self.config.save_every):
                     self.run.save(self._state(), step)
@@ -177,7 +198,8 @@ class _Training:
     def _due(self, step: int, every: int) -> bool:
         return step == self.steps or (every > 0 and step % every == 0)
 
-    def _step(self, step: int, guard: Guard) -> None:
+    def make_step(self, step: int, guard: Guard) -> None:
+        """Make a step of both networks, and log it if it is due."""
         start = time.perf_counter()
         epoch, index = divmod(step - 1, self.epoch_steps)
         real = self._batch(epoch, index)

@@ -7,14 +7,20 @@ from pathlib import Path
 from orthocond.lab.classify import load_data
 from orthocond.lab.data.options import nearest
 from orthocond.lab.experiments import Config
+from orthocond.lab.gan_presets import GanData
+from orthocond.lab.generate import load_images
 from orthocond.lab.launch import launch, name_of
-from orthocond.lab.presets import Classification, Scale
+from orthocond.lab.presets import Scale
 from orthocond.lab.progress import Progress
-from orthocond.lab.tables import classification, steps, timing
+from orthocond.lab.tables import classification, generation, steps, timing
 from orthocond.lab.tables.records import Record, gather, keep
 from orthocond.lab.tables.table import Given, Table
 
-TABLES: dict[str, Table] = {table.name: table for table in (*classification.TABLES, *steps.TABLES, *timing.TABLES)}
+TABLES: dict[str, Table] = {
+    table.name: table
+    for module in (classification, generation, steps, timing)
+    for table in module.TABLES  # in the order of the paper
+}
 """All tables by name; a new one is listed here by its module."""
 
 _LISTED = 6  # trainings that a remark names, before "and so many more"
@@ -112,8 +118,11 @@ def make(
     missing = _missing(configs, found, kept)
     failures: dict[str, str] = {}
     if train and missing:
-        for data in {config.data for config in missing if isinstance(config, Classification)}:
-            load_data(data, data_root)  # so that what is wrong with it is said once, before anything is started
+        for data in dict.fromkeys(config.data for config in missing):  # so that what is wrong with it is said once
+            if isinstance(data, GanData):
+                load_images(data, data_root)
+            else:
+                load_data(data, data_root)
         outcomes = launch(missing, runs, jobs=jobs, data_root=data_root, progress=progress)
         failures = {o.run.path.name: o.text.strip() for o in outcomes if o.code}
         found, kept = gather(configs, runs, out)

@@ -1,7 +1,7 @@
 """Methods beside each other on the same data, over seeds: what each reached, and how sure the differences are."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -27,9 +27,11 @@ class Measure:
     Attributes:
         name: Its name in files.
         title: Its name for people.
-        key: Of the last line of metrics, or of the evaluation.
+        key: Of the last line of metrics, or of the evaluation; a path with dots in a tree.
         higher: Whether more is better.
         from_hundred: Whether the measure is 100 minus the metric.
+        factor: By which the metric is multiplied, as 100 for percent.
+        needs: What a reader is told if no training has it.
     """
 
     name: str
@@ -37,13 +39,17 @@ class Measure:
     key: str
     higher: bool = False
     from_hundred: bool = False
+    factor: float = 1.0
+    needs: str = ""
 
     def of(self, record: Record) -> float | None:
-        """The measure of a training that has finished; None if its evaluation was not made."""
-        found = record.metrics[-1] | (record.evaluation or {})
-        if self.key not in found:
-            return None
-        value = float(found[self.key])
+        """The measure of a training that has finished; None if its evaluation was not made, or has no such number."""
+        found: Any = record.metrics[-1] | (record.evaluation or {})
+        for part in self.key.split("."):
+            if part not in found:
+                return None
+            found = found[part]
+        value = self.factor * float(found)
         return round(100 - value, 9) if self.from_hundred else value
 
 
@@ -126,11 +132,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sketch:
-    """A figure: its name, what draws it (None where there is nothing to draw), and the rows in it, None for all."""
+    """A figure.
+
+    Attributes:
+        name: Of its files.
+        draw: Gives a figure of matplotlib, a picture of pillow, or None where there is nothing to draw.
+        rows: The rows in it; None for all.
+        of_checkpoints: Whether it needs run folders with checkpoints; without them an earlier one stays.
+    """
 
     name: str
     draw: Callable[[Sequence[Outcome], Sequence[Any]], Any]
     rows: tuple[Any, ...] | None = None
+    of_checkpoints: bool = False
 
 
 def label(method: Any) -> str:
@@ -199,6 +213,8 @@ class Comparison(Table):
             if (figure := sketch.draw(outcomes, sketch.rows or self.rows)) is not None:
                 save(figure, folder / sketch.name)
                 drawn.append(sketch.name)
+            elif sketch.of_checkpoints and (folder / f"{sketch.name}.png").exists():
+                drawn.append(sketch.name)
         content = {
             "table": self.name,
             "title": self.title,
@@ -210,7 +226,14 @@ class Comparison(Table):
             "facts": [asdict(fact) for fact in self.facts],
             "experiments": [outcome.summary for outcome in outcomes],
             "figures": drawn,
-            "notes": [*self.notes, *_scale_notes(given.scale), *_stopped(outcomes), *given.remarks],
+            "notes": [
+                *self.notes,
+                *_scale_notes(given.scale),
+                *_protocols(outcomes),
+                *_unmeasured(outcomes),
+                *_stopped(outcomes),
+                *given.remarks,
+            ],
         }
         write_text(content, folder)
 
@@ -221,7 +244,7 @@ class Comparison(Table):
             configs = [experiment.config(given.scale, method, seed) for seed in range(given.seeds)]
             records[method] = [given.records[config] for config in configs if config in given.records]
             missing = [config.seed for config in configs if config not in given.records]
-            rows.append(self._row(experiment, method, records[method]) | {"missing": missing})
+            rows.append(self._row(experiment, configs[0].method, records[method]) | {"missing": missing})
         self._compare(rows, experiment.paper_runs)
         summary = {"label": experiment.label, "preset": experiment.preset, "rows": rows}
         return Outcome(self, experiment, records, summary)
@@ -332,6 +355,42 @@ def _scale_notes(scale: Scale) -> tuple[str, ...]:
         "Network, images and epochs are those of a laptop: our absolute numbers cannot be compared with the paper's, "
         "only the signs and sizes of differences between rows.",
     )
+
+
+def _protocols(outcomes: Sequence[Outcome]) -> list[str]:
+    """By which protocols the evaluations of an experiment were made; a warning where a quantity has several."""
+    notes = []
+    for outcome in outcomes:
+        found: dict[str, set[str]] = {}
+        for record in (r for records in outcome.records.values() for r in records if r.finished):
+            for path, protocol in _find_protocols(record.evaluation or {}):
+                found.setdefault(path, set()).add(protocol)
+        if found:
+            texts = [f"{path}: {', '.join(sorted(names))}" for path, names in sorted(found.items())]
+            notes.append(f"{outcome.experiment.label} was measured as {'; '.join(texts)}.")
+        for path, names in found.items():
+            if len(names) > 1:
+                notes.append(f"Warning: the values of {path} were measured differently and cannot be compared.")
+    return notes
+
+
+def _find_protocols(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The protocols in a tree, each with the path of what was measured so."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _find_protocols(value, f"{prefix} {key}".lstrip())
+        elif key == "protocol":
+            yield prefix, str(value)
+
+
+def _unmeasured(outcomes: Sequence[Outcome]) -> list[str]:
+    """What it needs to measure that which no training of an experiment has."""
+    return [
+        f"{outcome.experiment.label}: there is no {measure.title}. {measure.needs}"
+        for outcome in outcomes
+        for measure in outcome.table.measures
+        if measure.needs and all(row["measures"][measure.name]["mean"] is None for row in outcome.summary["rows"])
+    ]
 
 
 def _stopped(outcomes: Sequence[Outcome]) -> list[str]:

@@ -20,7 +20,8 @@ _COLOURS = (
     {"svd": _BLACK, "ns": _GREY, "bn": _SKY}
     | {"sn": _ORANGE, "ol": _SKY, "ow": _GREEN, "wi": _WINE, "mow": _TEAL}
     | {"nog": _BLUE, "nog+sn": _ORANGE, "nog+ol": _SKY, "nog+ow": _GREEN}
-    | {"olr": _RED, "nog+olr": _BLUE, "ow+olr": _GREEN, "nog+ow+olr": _PURPLE}
+    | {"olr": _RED, "nog+olr": _ORANGE, "ow+olr": _GREEN, "nog+ow+olr": _PURPLE}
+    | {"none": _BLACK, "hp": _PURPLE, "orojar": _WINE, "lvp": _TEAL}
 )
 _MANY = 80  # points of a curve, so that files stay small
 _FONT = 8.5
@@ -39,7 +40,7 @@ class Curve(NamedTuple):
 
 
 def colour(name: str) -> str:
-    """The colour of a method; one that is not in the paper's tables of classifiers gets one by its name."""
+    """The colour of a method; one that is not in the paper's tables gets one by its name."""
     rest = (_BLUE, _RED, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE, _TEAL)
     return _COLOURS.get(name, rest[sum(map(ord, name)) % len(rest)])
 
@@ -184,10 +185,13 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def save(figure: Any, stem: Path) -> None:
-    """Write a figure as PNG and SVG, small; equal figures are equal bytes."""
+    """Write a figure as PNG and SVG, small, a picture of pillow as PNG; equal figures are equal bytes."""
     from matplotlib import rc_context
     from PIL import Image
 
+    if isinstance(figure, Image.Image):
+        figure.save(stem.with_name(f"{stem.name}.png"), optimize=True)
+        return
     pixels = io.BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "orthocond"}):
         figure.savefig(pixels, format="png", dpi=130)

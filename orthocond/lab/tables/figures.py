@@ -1,5 +1,6 @@
 """The paper's figures of classifiers: conditioning, best accuracy, learning rates; and differences with intervals."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from orthocond.lab.tables.drawing import (
 )
 
 _SIZES = {"o": 5.5, "D": 3.5}
+_ABREAST = 4  # panels
 _CONDITIONS = {"condition": "κ(P + εI)", "condition_on_range": "κ on the range of P"}
 
 
@@ -26,14 +28,16 @@ def _is_paper_form(method: Any) -> bool:
     return method.olr == "paper" and "olr" in method.name.split("+")
 
 
-def _all_curves(
+def all_curves(
     outcome: Outcome, rows: Sequence[Any], key: str, *, log: bool, x: str = "step"
 ) -> list[tuple[Any, Curve]]:
+    """The curves of a quantity for the rows that have it."""
     found = [(row, curve(outcome.records.get(row, ()), key, log=log, x=x)) for row in rows]
     return [(row, c) for row, c in found if c is not None]
 
 
-def _draw_all(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], marker: str | None = None) -> None:
+def draw_all(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], marker: str | None = None) -> None:
+    """Draw curves with the names of their rows at the right."""
     low, high = min(min(c.low) for _, c in curves), max(max(c.high) for _, c in curves)
     if high - low <= 1e-6 * abs(high):  # matplotlib finds no limits for a flat line
         axes.set_ylim(0.5 * low, 2 * high)
@@ -44,7 +48,7 @@ def _draw_all(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], 
 
 def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     """Condition numbers over training: of ``P + εI``, and of P on its range; lines are means, bands all seeds."""
-    shown = [o for o in outcomes if _all_curves(o, rows, "condition_on_range", log=True)]
+    shown = [o for o in outcomes if all_curves(o, rows, "condition_on_range", log=True)]
     if not shown:
         return None
     figure, grid = panels(len(shown), len(_CONDITIONS), [outcomes[0].short(row) for row in rows])
@@ -53,8 +57,8 @@ def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
             title(axes, f"{outcome.experiment.label}: {name}")
             axes.set_xlabel("training step")
             axes.set_yscale("log")
-            if curves := _all_curves(outcome, rows, key, log=True):
-                _draw_all(axes, outcome, curves)
+            if curves := all_curves(outcome, rows, key, log=True):
+                draw_all(axes, outcome, curves)
             else:
                 axes.text(0.5, 0.5, "infinite: P is singular\nand there is no ridge", ha="center", color="0.4")
     return figure
@@ -62,7 +66,7 @@ def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
 
 def convergence(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     """Best validation accuracy so far, after each epoch."""
-    drawn = [(o, curves) for o in outcomes if (curves := _all_curves(o, rows, "best_error", log=False, x="epoch"))]
+    drawn = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "best_error", log=False, x="epoch"))]
     if not drawn:
         return None
     figure, grid = panels(1, len(drawn), [outcomes[0].short(row) for row in rows])
@@ -76,7 +80,7 @@ def convergence(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
         accuracies = [
             (row, Curve(c.x, *([100 - e for e in column] for column in (c.mean, c.high, c.low)))) for row, c in curves
         ]
-        _draw_all(axes, outcome, accuracies, marker="." if few else None)
+        draw_all(axes, outcome, accuracies, marker="." if few else None)
     return figure
 
 
@@ -160,19 +164,22 @@ def differences(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
         return None
     count = max(len(_compared(o, m.name)) for o, m in shown)
     left, wide, gap, height = 2.5, 3.4, 0.25, 0.29 * count
-    full, tall = left + len(shown) * (wide + gap), height + 1.25
+    lines = math.ceil(len(shown) / _ABREAST)
+    full, tall = left + min(len(shown), _ABREAST) * (wide + gap), lines * (height + 1.25)
     figure = new_figure(full, tall)
     for index, (outcome, measure) in enumerate(shown):
-        place = (left + index * (wide + gap)) / full
-        axes = figure.add_axes((place, 0.55 / tall, wide / full, height / tall))
+        line, column = divmod(index, _ABREAST)
+        corner = left + column * (wide + gap), tall - (line + 1) * (height + 1.25) + 0.55
+        axes = figure.add_axes((corner[0] / full, corner[1] / tall, wide / full, height / tall))
         dress(axes)
         _forest(axes, _compared(outcome, measure.name), measure.name)
-        subject = measure.title.removesuffix(" (%)").lower()
+        subject = measure.title.removesuffix(" (%)")
+        subject = subject if subject[:2].isupper() else subject[0].lower() + subject[1:]
         title(axes, f"{outcome.experiment.label}: {subject}", pad=20)
         base = next(r["label"] for r in outcome.summary["rows"] if r["method"]["name"] == outcome.table.baseline)
         side = "right" if measure.higher else "left"
         axes.set_xlabel(f"difference to {base}, 95 % interval; {side} is better")
-        if index:
+        if column:
             axes.tick_params(labelleft=False)
     return figure
 

@@ -32,6 +32,7 @@ class Record:
         metrics: Its lines of metrics, with the timings of the same steps; numbers have six digits.
         stopped: What its log says about a loss that was not finite and ended it; None otherwise.
         evaluation: What `experiments.assess` found at its end; None if it was not asked.
+        path: Its folder; None for a kept copy.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Record:
     metrics: list[dict[str, Any]]
     stopped: str | None = None
     evaluation: dict[str, Any] | None = None
+    path: Path | None = None
 
     @property
     def finished(self) -> bool:
@@ -67,7 +69,7 @@ def read_run(run: Run, config: Config) -> Record:
     file = run.path / EVALUATION
     evaluation = _rounded(from_json_safe(json.loads(file.read_text()))) if file.is_file() else None
     metrics = [_rounded(line) for line in lines]
-    return Record(run.path.name, config, metrics, stopped[0] if stopped else None, evaluation)
+    return Record(run.path.name, config, metrics, stopped[0] if stopped else None, evaluation, run.path)
 
 
 def _rounded(value: Any) -> Any:

@@ -11,6 +11,7 @@ from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.runs.metrics import json_safe
 
 _NONE = "–"
+_FEW = 2  # measures, above which a table of all of them comes first
 
 
 def write_text(content: dict[str, Any], folder: Path) -> None:
@@ -120,12 +121,27 @@ def _markdown(content: dict[str, Any]) -> str:
     parts = [f"# {content['title']}", content["text"]]
     for experiment in content["experiments"]:
         parts.append(f"## {experiment['label']}")
+        if len(content["measures"]) > _FEW:
+            parts.append(_overview(content, experiment))
         parts += [_measure_grid(content, experiment, measure, base) for measure in content["measures"]]
         parts.append(_fact_grid(content, experiment, base))
     parts += [f"![{name}]({name}.png)" for name in content["figures"]]
     parts.append("## Notes")
     parts.append("\n".join(f"- {note}" for note in content["notes"]))
     return "\n\n".join(parts) + "\n"
+
+
+def _overview(content: dict[str, Any], experiment: dict[str, Any]) -> str:
+    """All measures of ours beside one another, with a mark where the difference to the baseline is significant."""
+    measures = content["measures"]
+    marks = {"better": " ▲", "worse": " ▼"}
+    rows = []
+    for row in experiment["rows"]:
+        cells = [row["measures"][measure["name"]] for measure in measures]
+        verdicts = [(cell.get("difference") or {}).get("verdict", "") for cell in cells]
+        rows.append([row["label"], *(spread(c) + marks.get(v, "") for c, v in zip(cells, verdicts, strict=True))])
+    head = [f"{measure['title']} {'↑' if measure['higher'] else '↓'}" for measure in measures]
+    return grid(["ours; ▲ significantly better, ▼ worse", *head], rows)
 
 
 def _measure_grid(content: dict[str, Any], experiment: dict[str, Any], measure: dict[str, Any], base: str) -> str:

@@ -1,0 +1,115 @@
+"""Figures of GANs: condition during training, what directions do to true factors, traversals method against method."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orthocond.lab.data import FACTORS
+from orthocond.lab.tables.comparison import Outcome
+from orthocond.lab.tables.drawing import new_figure, panels, title
+from orthocond.lab.tables.figures import all_curves, draw_all
+
+_ABREAST = 3  # matrices in a line
+_CELL = 0.46, 0.3  # inches: width and height of an entry
+_SHOWN = 3  # directions of each method in a traversal, those with the largest effect
+_TILE = 64  # pixels of an image in it, at least
+
+
+def weight_condition(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
+    """Condition number of the weights that meet the latents over training; lines are means, bands all seeds."""
+    drawn = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "condition", log=True))]
+    if not drawn:
+        return None
+    figure, grid = panels(1, len(drawn), [outcomes[0].short(row) for row in rows])
+    for axes, (outcome, curves) in zip(grid[0], drawn, strict=True):
+        title(axes, f"{outcome.experiment.label}: κ(W)")
+        axes.set_xlabel("training step")
+        axes.set_yscale("log")
+        draw_all(axes, outcome, curves)
+    return figure
+
+
+def effect_matrices(directions: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]:
+    """What draws the effect of each direction on each true factor, methods side by side.
+
+    The first seed is shown: directions of different seeds have nothing to do with each other. Directions are sorted by
+    the factor that they change most, so that a diagonal is what one hopes for.
+
+    Args:
+        directions: Which ones, by their name in the evaluation.
+    """
+
+    def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
+        found = [(o.short(row), e) for o in outcomes for row in rows if (e := _effects(o.records.get(row), directions))]
+        if not found:
+            return None
+        most = max(value for _, (_, values) in found for line in values for value in line if value == value)
+        names = list(FACTORS)
+        wide, tall = _CELL[0] * len(names) + 1.0, _CELL[1] * max(len(values) for _, (_, values) in found) + 1.1
+        columns = min(_ABREAST, len(found))
+        lines = -(-len(found) // columns)
+        figure = new_figure(columns * wide, lines * tall)
+        for place, (method, (labels, values)) in enumerate(found):
+            line, column = divmod(place, columns)
+            corner = (column * wide + 0.7) / (columns * wide), 1 - ((line + 1) * tall - 0.7) / (lines * tall)
+            size = (wide - 1.0) / (columns * wide), (tall - 1.1) / (lines * tall)
+            _matrix(figure.add_axes((*corner, *size)), labels, values, names, most)
+            title(figure.axes[-1], method)
+        return figure
+
+    return draw
+
+
+def _effects(records: Sequence[Any] | None, directions: str) -> tuple[list[str], list[list[float]]] | None:
+    """Names and effects of the first training that has them, sorted by the factor that a direction changes most."""
+    for record in records or ():
+        measured = (record.evaluation or {}).get("directions", {}).get(directions, {})
+        if "effects" in measured:
+            rows = sorted(zip(measured["names"], measured["effects"], strict=True), key=lambda row: _place(row[1]))
+            return [name for name, _ in rows], [line for _, line in rows]
+    return None
+
+
+def _place(line: Sequence[float]) -> tuple[int, float]:
+    """The factor that is changed most, the larger change first; directions without a readable image come last."""
+    if any(value != value for value in line):
+        return len(line), 0.0
+    return line.index(max(line)), -max(line)
+
+
+def _matrix(axes: Any, labels: list[str], values: list[list[float]], names: list[str], most: float) -> None:
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=max(most, 1e-9), aspect="auto")
+    for y, line in enumerate(values):
+        for x, value in enumerate(line):
+            shade = "white" if value > 0.6 * most else "0.2"
+            axes.text(x, y, f"{value:.2f}" if value == value else "–", ha="center", va="center", size=7, color=shade)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(length=0, labelsize=7.5)
+    axes.spines[:].set_visible(False)
+
+
+def traversals(preset: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]:
+    """What draws the strongest directions of each method on one preset, from the checkpoints of its first seed."""
+
+    def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
+        from orthocond.directions import compare, traverse
+        from orthocond.lab.gan_evaluate import find_directions
+        from orthocond.lab.gan_networks import load_generator
+        from orthocond.lab.runs import Run
+
+        (outcome,) = (o for o in outcomes if o.experiment.preset == preset)
+        found = {}
+        size = _TILE
+        for row in rows:
+            runs = (Run.open(r.path) for r in outcome.records.get(row, ()) if r.finished and r.path is not None)
+            run = next((run for run in runs if any(run.checkpoints.iterdir())), None)
+            if run is not None:
+                generator = load_generator(run)
+                shown = find_directions(generator, "own", _SHOWN)
+                images = traverse(generator, 1, shown)  # the same latent for all
+                size = images.shape[-1]
+                found[outcome.short(row)] = images, shown
+        heading = f"{outcome.experiment.label}: the {_SHOWN} directions with the largest effect"
+        return compare(found, title=heading, scale=-(-_TILE // size)) if found else None
+
+    return draw
