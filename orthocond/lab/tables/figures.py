@@ -60,7 +60,10 @@ def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
             if curves := all_curves(outcome, rows, key, log=True):
                 draw_all(axes, outcome, curves)
             else:
-                axes.text(0.5, 0.5, "infinite: P is singular\nand there is no ridge", ha="center", color="0.4")
+                axes.set(xticks=[], yticks=[])
+                axes.minorticks_off()
+                words = "infinite: P is singular\nand there is no ridge"
+                axes.text(0.5, 0.5, words, ha="center", va="center", color="0.4", transform=axes.transAxes)
     return figure
 
 
