@@ -45,6 +45,8 @@ def traverse(
         runs: Folder of the runs.
     """
     values = _steps(steps)
+    if samples < 1:
+        raise UsageError(f"--samples needs at least 1; got {samples}.")
     animated = gif or (out is not None and out.suffix.lower() == ".gif")
     if gif and out is not None and out.suffix.lower() != ".gif":
         raise UsageError(f"An animation needs a file that ends with .gif; got {out}.")

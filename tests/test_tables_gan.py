@@ -1,0 +1,317 @@
+"""Tables of GANs from run folders: numbers of the evaluation, the paper's, protocols, figures; what a step costs."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from gan_helpers import tiny
+from PIL import Image
+from scipy import stats
+
+from orthocond.lab import bench, gan_evaluate, tables
+from orthocond.lab.data import FACTORS
+from orthocond.lab.gan_methods import NAMES
+from orthocond.lab.gan_presets import GanMethod, preset
+from orthocond.lab.generate import train
+from orthocond.lab.runs import Run
+from orthocond.lab.tables import gan_paper, generation
+from orthocond.lab.tables.comparison import Comparison, Fact, Measure, Sketch
+from orthocond.lab.tables.gan_figures import effect_matrices, traversals, weight_condition
+from orthocond.lab.tables.generation import GanExperiment, label
+from orthocond.metrics import VariationalPredictability
+
+_VP = {"none": [0.30, 0.32, 0.31], "nog": [0.41, 0.44, 0.42], "hp": [0.29, 0.33, 0.31]}
+_SCORES = ("mig", "disentanglement", "completeness", "informativeness", "sap", "modularity")
+
+
+def _evaluation(config, vp, protocol="fid2k-inception"):
+    name = "eigengan" if config.model.name == "eigengan" else "axes"
+    count = 3
+    effects = [[float(i == j) + 0.1 * len(config.method.name) for j in range(6)] for i in reversed(range(count))]
+    measured = {"names": [f"z{i}" for i in range(count)], "vp": {"protocol": "vp2k-difference", "final": vp}}
+    measured |= dict.fromkeys(_SCORES, vp / 2) | {"effects": effects}
+    values = {"condition": 1 + vp, "directions": {name: measured}, "factors": {"distance": 0.5 - vp}}
+    if config.data.source != "sprites" and protocol is not None:
+        values["frechet"] = {"protocol": protocol, "value": 100 * (1 - vp), "real": 2000}
+    return values
+
+
+def _run(root, config, vp=0.3, **settings):
+    """A run folder as a training of four logged steps leaves it."""
+    run = Run.create(root, "run", config)
+    for step in range(4):
+        last = {"finished": True} if step == 3 else {}
+        timing = {"step_seconds": 0.5 if step == 0 else 0.02}
+        run.log(10 * step + 1, 0, condition=2.0 + step + config.seed, generator_loss=0.7, timing=timing, **last)
+    (run.path / "evaluation.json").write_text(json.dumps(_evaluation(config, vp, **settings)))
+    return run
+
+
+def _config(name, method, seed, scale="laptop"):
+    base = preset(name, scale)
+    return replace(base, method=replace(base.method, name=method), seed=seed)
+
+
+def _make(folder, name, **settings):
+    return tables.make(name, **{"seeds": 3, "runs": folder / "runs", "out": folder / "out", "train": False} | settings)
+
+
+def _rows(folder, experiment=0):
+    content = json.loads((folder / "table.json").read_text())
+    return {row["method"]["name"]: row for row in content["experiments"][experiment]["rows"]}
+
+
+@pytest.fixture
+def without_figures(monkeypatch):
+    for table in generation.TABLES:
+        monkeypatch.setitem(tables.TABLES, table.name, replace(table, figures=()))
+
+
+@pytest.fixture
+def celeba(tmp_path):
+    for method, values in _VP.items():
+        for seed, vp in enumerate(values):
+            _run(tmp_path / "runs", _config("gan-celeba", method, seed), vp)
+    return tmp_path
+
+
+# Values
+
+
+def test_numbers_of_the_evaluation_stand_beside_the_papers(celeba, without_figures):
+    folder = _make(celeba, "vanilla-gan")
+    row = _rows(folder)["nog"]
+    vp, fid = row["measures"]["vp"], row["measures"]["fid"]
+    assert vp["values"] == pytest.approx([41.0, 44.0, 42.0])
+    assert fid["values"] == pytest.approx([59.0, 56.0, 58.0])
+    assert (vp["paper"]["mean"], fid["paper"]["mean"]) == (25.33, 29.69)
+    low, high = stats.ttest_rel(_VP["nog"], _VP["none"]).confidence_interval()
+    assert (vp["difference"]["low"], vp["difference"]["high"]) == pytest.approx((100 * low, 100 * high))
+    assert vp["difference"]["verdict"] == fid["difference"]["verdict"] == "better"
+    assert vp["paper_difference"] is None  # the paper has no row without treatment
+    assert row["facts"]["step_seconds"]["values"] == [0.02] * 3
+    assert row["facts"]["step_seconds"]["paper"] == 8
+    assert row["facts"]["condition"]["values"] == [5.0, 6.0, 7.0]
+    text = (folder / "table.md").read_text()
+    assert "CelebA was measured as directions axes vp: vp2k-difference; frechet: fid2k-inception." in text
+    assert "Missing: 33 of 42 trainings" in text
+
+
+def test_the_condition_table_is_of_the_same_trainings(celeba, without_figures):
+    rows = _rows(_make(celeba, "gan-condition"))
+    assert rows["nog"]["measures"]["condition"]["values"] == pytest.approx([1.41, 1.44, 1.42])
+    assert rows["nog"]["measures"]["condition"]["paper"]["mean"] == 2.28
+    assert rows["nog"]["measures"]["condition"]["difference"]["verdict"] == "worse"
+    assert rows["none"]["measures"]["condition"]["paper"] is None
+
+
+def test_sprites_have_scores_and_an_overview(tmp_path, without_figures):
+    for seed, (a, b) in enumerate(zip(_VP["none"], _VP["nog"], strict=True)):
+        _run(tmp_path / "runs", _config("eigengan-sprites", "ol", seed), a)
+        _run(tmp_path / "runs", _config("eigengan-sprites", "nog", seed), b)
+    folder = _make(tmp_path, "eigengan-sprites")
+    rows = _rows(folder)
+    for name in _SCORES:
+        assert rows["nog"]["measures"][name]["values"] == pytest.approx([20.5, 22.0, 21.0])
+    assert rows["nog"]["measures"]["distance"]["values"] == pytest.approx([0.09, 0.06, 0.08])
+    assert rows["ol"]["label"] == "EigenGAN (OL)"
+    lines = (folder / "table.md").read_text().splitlines()
+    head = next(line for line in lines if line.startswith("| ours; ▲"))
+    assert head.count("↑") == 7
+    assert head.count("↓") == 2
+    assert next(line for line in lines if line.startswith("| NOG |")).startswith("| NOG | 21.17 ± 0.76 ▲ |")
+
+
+def test_rows_have_the_settings_of_the_preset_at_each_scale():
+    table = tables.TABLES["vanilla-gan"]
+    for scale in ("laptop", "paper"):
+        configs = table.configs(scale, 1)
+        assert {c.preset for c in configs} == {"gan-celeba", "gan-church"}
+        for config in configs:
+            assert replace(config.method, name="none") == preset(config.preset, scale).method
+    assert {row.name for row in tables.TABLES["gan-sprites"].rows} == set(NAMES)
+    assert tables.TABLES["eigengan"].rows[0].name == tables.TABLES["eigengan"].baseline == "ol"
+
+
+def test_every_number_of_the_paper_has_a_row():
+    for name, numbers in (
+        ("eigengan", (gan_paper.EIGEN_ANIMEFACE, gan_paper.EIGEN_FFHQ)),
+        ("vanilla-gan", (gan_paper.CELEBA, gan_paper.CHURCH)),
+    ):
+        rows = {row.name for row in tables.TABLES[name].rows}
+        for experiment, expected in zip(tables.TABLES[name].experiments, numbers, strict=True):
+            assert experiment.numbers == expected
+            assert all(set(column) <= rows for column in expected.values())
+
+
+def test_labels():
+    assert label(GanMethod("olr", olr="paper")) == "OLR (paper's η)"
+    names = [label(GanMethod(name)) for name in NAMES]
+    assert len(set(names)) == len(NAMES)
+
+
+# What is missing
+
+
+def test_a_table_without_fid_says_what_it_needs(tmp_path, without_figures):
+    _run(tmp_path / "runs", _config("gan-celeba", "none", 0), protocol=None)
+    folder = _make(tmp_path, "vanilla-gan")
+    assert _rows(folder)["none"]["measures"]["fid"]["mean"] is None
+    assert "CelebA: there is no FID. It needs the Inception network" in (folder / "table.md").read_text()
+
+
+def test_different_protocols_are_a_warning(celeba, without_figures):
+    _run(celeba / "runs", _config("gan-celeba", "hp", 0), protocol="fid500-inception")
+    text = (_make(celeba, "vanilla-gan") / "table.md").read_text()
+    assert "frechet: fid2k-inception, fid500-inception." in text
+    assert "Warning: the values of frechet were measured differently" in text
+
+
+def test_missing_images_are_said_before_anything_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "launch", lambda *_, **__: pytest.fail("started"))
+    with pytest.raises(FileNotFoundError, match="animeface-64"):
+        _make(tmp_path, "eigengan", train=True, data_root=str(tmp_path / "nothing"))
+
+
+# Figures
+
+
+def _tiny_table(*figures):
+    def configure(name, scale):
+        return tiny(preset=name, scale=scale)
+
+    experiment = GanExperiment("Tiny", "gan-sprites", configure=configure)
+    measures, facts = (Measure("vp", "VP (%)", "directions.axes.vp.final"),), (Fact("condition", "κ(W)"),)
+    rows = (GanMethod("none"), GanMethod("nog"))
+    return Comparison("tiny", "Tiny", "A test.", (experiment,), rows, measures, facts, figures, (), "none", label)
+
+
+def test_traversals_are_of_checkpoints_and_stay_without_them(tmp_path, monkeypatch):
+    table = _tiny_table(Sketch("traversals", traversals("gan-sprites"), of_checkpoints=True))
+    monkeypatch.setitem(tables.TABLES, "tiny", table)
+    for config in table.configs("laptop", 1):
+        run = Run.create(tmp_path / "runs", "tiny", config)
+        train(config, run)
+        (run.path / "evaluation.json").write_text("{}")
+    path = _make(tmp_path, "tiny", seeds=1) / "traversals.png"
+    with Image.open(path) as image:
+        # Two methods of three directions, whose images of 16 pixels are enlarged to 64, and seven steps.
+        assert image.height > 2 * 3 * 64
+        assert image.width > 7 * 64
+    before = path.read_bytes()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    assert "![traversals](traversals.png)" in (_make(tmp_path, "tiny", seeds=1) / "table.md").read_text()
+    assert path.read_bytes() == before
+
+
+def test_effects_are_sorted_by_factor_and_condition_is_drawn(tmp_path, monkeypatch):
+    sketches = (Sketch("effects", effect_matrices("axes")), Sketch("weight-condition", weight_condition))
+    table = _tiny_table(*sketches)
+    monkeypatch.setitem(tables.TABLES, "tiny", table)
+    for config in table.configs("laptop", 2):
+        _run(tmp_path / "runs", config)
+    drawn = {}
+    monkeypatch.setattr("orthocond.lab.tables.figures.save", lambda figure, stem: drawn.update({stem.name: figure}))
+    _make(tmp_path, "tiny", seeds=2)
+    assert [axes.get_title(loc="left") for axes in drawn["effects"].axes] == ["no treatment", "NOG"]
+    axes = drawn["effects"].axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["z2", "z1", "z0"]  # z2 changes the first factor
+    assert [text.get_text() for text in axes.get_xticklabels()] == list(FACTORS)
+    assert [text.get_text() for text in axes.texts][:2] == ["1.40", "0.40"]
+    (panel,) = drawn["weight-condition"].axes
+    assert {text.get_text() for text in panel.texts} == {"no treatment", "NOG"}
+    curve = max(panel.lines, key=lambda line: len(line.get_xdata()))
+    assert list(curve.get_ydata()) == pytest.approx([math.sqrt((2 + i) * (3 + i)) for i in range(4)])
+
+
+def test_many_measures_are_drawn_in_lines(tmp_path):
+    for seed, (a, b) in enumerate(zip(_VP["none"], _VP["nog"], strict=True)):
+        _run(tmp_path / "runs", _config("gan-sprites", "none", seed), a)
+        _run(tmp_path / "runs", _config("gan-sprites", "nog", seed), b)
+    folder = _make(tmp_path, "gan-sprites")
+    assert {p.name for p in folder.glob("*.png")} == {"differences.png", "weight-condition.png", "effects.png"}
+    with Image.open(folder / "differences.png") as image:
+        assert image.width < 130 * 18
+
+
+# The distance of images
+
+
+def test_faces_are_measured_with_inception_if_it_is_there(tmp_path, monkeypatch):
+    (tmp_path / "faces").mkdir()
+    for i in range(12):
+        Image.new("RGB", (16, 16), (20 * i, 255 - 20 * i, 9 * i)).save(tmp_path / "faces" / f"{i}.png")
+    config = tiny(data=replace(tiny().data, source=str(tmp_path / "faces")))
+    run = Run.create(tmp_path / "runs", "tiny", config)
+    train(replace(config, schedule=replace(config.schedule, steps=1)), run)
+    vp = VariationalPredictability(pairs=40, test_ratio=0.5, epochs=1, widths=(4, 4, 4), repeats=1)
+
+    def missing():
+        raise FileNotFoundError("not installed")
+
+    monkeypatch.setattr(gan_evaluate, "inception_extractor", missing)
+    assert "frechet" not in gan_evaluate.evaluate(run, vp=vp)
+
+    class Colour(torch.nn.Module):
+        name = "colour"
+
+        def forward(self, images):
+            return images.float().mean((2, 3))
+
+    monkeypatch.setattr(gan_evaluate, "inception_extractor", lambda: Colour().eval())
+    found = gan_evaluate.evaluate(run, vp=vp)["frechet"]
+    assert (found["protocol"], found["real"]) == ("fd2k-colour", 12)
+    (kept,) = (tmp_path / "runs").glob("real-*-colour-2000.safetensors")
+    for path in (tmp_path / "faces").iterdir():
+        path.unlink()
+    assert gan_evaluate.evaluate(run, vp=vp)["frechet"] == found  # from the file
+    kept.unlink()
+    with pytest.raises((FileNotFoundError, ValueError)):
+        gan_evaluate.evaluate(run, vp=vp)
+
+
+# Cost
+
+
+def test_steps_are_timed_in_turn_by_periods(monkeypatch):
+    calls = []
+    clock = iter(range(10**6))
+
+    def stepper(config, images, run):
+        return lambda: calls.append(config.method.name)
+
+    monkeypatch.setattr("orthocond.lab.generate.stepper", stepper)
+    monkeypatch.setattr(bench, "_now", lambda device: float(next(clock)) ** 2)
+    rounds = []
+    times = bench.bench_gan(tiny(), ["nog", "hp"], repeats=3, progress=lambda *state: rounds.append(state))
+    assert list(times) == ["nog", "hp", "none"]
+    period = tiny().objective.penalty_interval
+    turns = calls[::period]
+    assert " ".join(turns[:9]) == "nog hp none hp none nog none nog hp"
+    assert len(calls) == 5 * 3 * period
+    assert rounds[-1] == (5, 5)
+    # A measurement takes 4 n + 1 seconds, if n have been made before; the first two rounds do not count.
+    seconds = {"nog": [4 * n + 1 for n in (7, 9, 14)], "none": [4 * n + 1 for n in (6, 11, 13)]}
+    ratios = sorted(a / b for a, b in zip(seconds["nog"], seconds["none"], strict=True))
+    assert times["nog"].milliseconds == pytest.approx(1e3 * sorted(seconds["nog"])[1] / period)
+    assert times["nog"][1:] == pytest.approx((ratios[1], ratios[0], ratios[2]))
+    assert times["none"][1:] == (1, 1, 1)
+    with pytest.raises(ValueError, match="at least one repetition"):
+        bench.bench_gan(tiny(), ["nog"], repeats=0)
+
+
+def test_a_timed_step_is_one_of_a_training(tmp_path):
+    from orthocond.lab.data import sprites
+    from orthocond.lab.generate import stepper
+
+    config = tiny("nog")
+    run = Run.create(tmp_path, "timed", config)
+    step = stepper(config, sprites(16, size=16), run)
+    before = torch.random.get_rng_state()
+    step()
+    step()
+    assert run.metrics() == []
+    assert not any(run.figures.iterdir())
+    assert torch.equal(before, torch.random.get_rng_state())
