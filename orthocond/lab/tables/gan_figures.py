@@ -23,7 +23,8 @@ def weight_condition(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     for axes, (outcome, curves) in zip(grid[0], drawn, strict=True):
         title(axes, f"{outcome.experiment.label}: κ(W)")
         axes.set_xlabel("training step")
-        axes.set_yscale("log")
+        if max(max(c.high) for _, c in curves) > 10 * min(min(c.low) for _, c in curves):
+            axes.set_yscale("log")
         draw_all(axes, outcome, curves)
     return figure
 
