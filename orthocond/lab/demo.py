@@ -136,7 +136,7 @@ def _row(run: Run, milliseconds: float) -> Row:
     )
 
 
-_HEADER = ("method", "accuracy", "refreshed", "κ(P+εI)", "κ range", "rank P", "κ weight", "OLR", "a step")
+_HEADER = ("method", "accuracy", "refreshed", "κ(P+εI)", "κ range", "rank P", "κ(W)", "OLR", "step")
 
 
 def _cells(name: str, row: Row) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _cells(name: str, row: Row) -> tuple[str, ...]:
         f"{row.recalibrated:.1f} %",
         f"{row.condition:,.0f}",
         f"{row.condition_on_range:,.0f}",
-        f"{row.rank} of 64",
+        f"{row.rank}/64",
         f"{row.weight_condition:.2f}",
         "-" if row.olr_occurrence is None else f"{100 * row.olr_occurrence:.0f} %",
         f"{row.milliseconds:.0f} ms",
