@@ -128,6 +128,28 @@ def test_the_orthogonality_loss_is_that_of_eigengan():
     assert weight_penalty(GanMethod("nog"), layers) is None
 
 
+@pytest.mark.parametrize("make", [tiny, eigen])
+def test_a_rival_can_see_a_part_of_the_latents(tmp_path, make, monkeypatch):
+    seen = []
+
+    def penalty(network, z, **settings):
+        seen.append((len(z), len(network(z))))
+        return network(z).square().mean()
+
+    monkeypatch.setattr("orthocond.lab.gan_methods.hessian_penalty", penalty)
+    config = short(make("hp"))
+    for count in (None, 3):
+        trained(tmp_path, replace(config, method=replace(config.method, rival_batch=count)))
+    whole = config.schedule.batch_size
+    assert seen == [(whole, whole)] * 2 + [(3, 3)] * 2
+
+
+@pytest.mark.parametrize("rival_batch", [0, 3])
+def test_a_part_that_the_processes_cannot_share(rival_batch):
+    with pytest.raises(ValueError, match=rf"multiple of the number of processes, 2; got {rival_batch}"):
+        generate._share(rival_batch, 2)
+
+
 def test_rivals_vanish_where_they_should():
     """A linear generator has no Hessian; one with orthogonal rows an orthogonal Jacobian."""
 

@@ -41,7 +41,7 @@ Kind = Literal["own", "sefa", "jacobian", "axes"]
 _BATCH = 100
 _FAINT = 0.1  # difference of the channels of pixels in [0, 1]; that of sprites is 0.8
 _LEAST = 100  # sprites that can be read, below which scores say nothing
-_IMAGES = {"paper": 10_000, "laptop": 2000}  # for the Fréchet distance
+_IMAGES = {"paper": 10_000, "laptop": 500}  # for the Fréchet distance
 _TRAVERSED = 12  # directions in a picture, the most important ones
 
 
@@ -140,7 +140,7 @@ def evaluate(
         root: Folder of data sets.
         extractor: Features for the Fréchet distance; None takes `inception_extractor()` for images other than sprites
             if its file is installed, and else leaves the distance out.
-        images: Generated and, at most, real images for it; None takes 10,000 at the paper's scale, else 2,000.
+        images: Generated and, at most, real images for it; None takes 10,000 at the paper's scale, else 500.
         reference: File with the statistics of the real images, made if it is missing; None is one beside the run, in
             the name of which are the settings of the data, the extractor and the number of images.
         vp: How to measure predictability; None takes `predictability`.

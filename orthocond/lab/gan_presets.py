@@ -80,6 +80,7 @@ class GanMethod:
         hp_weight: Factor of the Hessian Penalty.
         orojar_weight: Factor of the Orthogonal Jacobian regularisation.
         lvp_weight: Factor of latent variational predictability.
+        rival_batch: Latents of a step, over all processes, for which a rival's penalty is computed; None takes all.
     """
 
     name: str = "none"
@@ -89,9 +90,10 @@ class GanMethod:
     ol_weight: float = 0.5
     ol: Literal["squared", "paper"] = "squared"
     rival: Literal["paper", "image"] = "image"
-    hp_weight: float = 0.1
-    orojar_weight: float = 0.1
-    lvp_weight: float = 0.1
+    hp_weight: float = 0.03
+    orojar_weight: float = 1.0
+    lvp_weight: float = 0.03
+    rival_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class GanSchedule:
         ema: Decay of the averaged generator, which is shown and measured, in each step; 0 for none.
     """
 
-    steps: int = 2000
+    steps: int = 1000
     batch_size: int = 32
     lr: float = 1e-3
     betas: tuple[float, float] = (0.0, 0.99)
@@ -212,11 +214,11 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
         ),
         "laptop": Generation(
             name,
-            method=GanMethod("ol"),
+            method=GanMethod("ol", rival_batch=8),
             data=GanData(small, 32, flip=True),
             model=_SMALL_EIGEN,
             objective=GanObjective(penalty_weight=0.5, penalty_interval=8),
-            schedule=GanSchedule(2500, ema=0.997),
+            schedule=GanSchedule(batch_size=16, ema=0.997),
         ),
     }
 
@@ -233,10 +235,11 @@ def _simple(name: str, steps: int, paper: GanData, laptop: GanData) -> dict[Scal
         ),
         "laptop": Generation(
             name,
+            method=GanMethod(rival_batch=8),
             data=laptop,
             model=_SMALL_SIMPLE,
             objective=GanObjective(penalty_weight=0.5),
-            schedule=GanSchedule(2500, ema=0.998),
+            schedule=GanSchedule(batch_size=16, ema=0.998),
         ),
     }
 

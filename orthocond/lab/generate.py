@@ -134,6 +134,19 @@ def _random(stream: int, *numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state[0]))
 
 
+def _share(rival_batch: int, world_size: int) -> int:
+    """Latents of a rival's penalty in each process.
+
+    Raises:
+        ValueError: If the processes cannot have equally many.
+    """
+    if rival_batch < 1 or rival_batch % world_size:
+        raise ValueError(
+            f"method.rival_batch needs a positive multiple of the number of processes, {world_size}; got {rival_batch}."
+        )
+    return rival_batch // world_size
+
+
 @dataclass
 class _Training:
     """What one training consists of."""
@@ -165,6 +178,9 @@ class _Training:
         self.layers = latent_layers(self.generator)
         predictor = make_predictor(config.method, config.data.size, int(self.generator.z_dim))  # type: ignore[arg-type]
         self.predictor = None if predictor is None else predictor.to(accelerator.device)
+        self.rival_batch = _share(
+            schedule.batch_size if config.method.rival_batch is None else config.method.rival_batch, self.world_size
+        )
         self.judged = [p for p in self.discriminator.parameters() if p.requires_grad]
         self.drawn = [p for p in self.generator.parameters() if p.requires_grad]
         self.drawn += [] if self.predictor is None else list(self.predictor.parameters())
@@ -301,6 +317,7 @@ class _Training:
         method = self.config.method
         extra = [weight_penalty(method, self.layers)]
         own = _random(_RIVAL, self.config.seed, step, self.rank)
+        z, noise = z[: self.rival_batch], None if noise is None else noise[: self.rival_batch]
         extra.append(
             rival_penalty(method, self.generator, lambda z: call(self.generator, z, noise), z, self.predictor, own)
         )

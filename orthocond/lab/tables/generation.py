@@ -21,10 +21,13 @@ def label(method: GanMethod) -> str:
     Example:
         >>> label(GanMethod("nog+olr")), label(GanMethod("orojar")), label(GanMethod())
         ('NOG + OLR (exact η)', 'OroJaR', 'no treatment')
+        >>> label(GanMethod("nog", nog_of="update"))
+        'NOG of the update'
     """
     parts = method.name.split("+")
+    words = _WORDS | ({"nog": "NOG of the update"} if method.nog_of == "update" else {})
     form = {"paper": "paper's"}.get(method.olr, method.olr)
-    return " + ".join(_WORDS.get(part, part.upper()) for part in parts) + (f" ({form} η)" if "olr" in parts else "")
+    return " + ".join(words.get(part, part.upper()) for part in parts) + (f" ({form} η)" if "olr" in parts else "")
 
 
 def eigen_label(method: GanMethod) -> str:
@@ -40,7 +43,8 @@ class GanExperiment(Experiment):
         """The configuration of one training."""
         base = self.configure(self.preset, scale)
         assert isinstance(base, Generation)
-        return replace(base, method=replace(base.method, name=method.name), seed=seed)
+        form = replace(base.method, name=method.name, nog_of=method.nog_of, olr=method.olr)
+        return replace(base, method=form, seed=seed)
 
 
 def _methods(text: str) -> tuple[GanMethod, ...]:
@@ -48,6 +52,12 @@ def _methods(text: str) -> tuple[GanMethod, ...]:
 
 
 _ALL = tuple(map(GanMethod, NAMES))
+_FORMS = (
+    GanMethod("nog", nog_of="update"),
+    GanMethod("nog+olr", nog_of="update"),
+    GanMethod("olr", olr="paper"),
+    GanMethod("nog+olr", olr="paper"),
+)
 _EIGEN = _methods("ol nog olr nog+olr hp orojar lvp")
 _VANILLA = _methods("none nog olr nog+olr orojar hp lvp")
 
@@ -139,7 +149,7 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
         title,
         "Every treatment and rival, against the true factors of rendered sprites.",
         (GanExperiment("Sprites", name),),
-        _ALL,
+        _ALL if baseline == "ol" else (*_ALL, *_FORMS),
         _scores(directions),
         _FACTS,
         figures,
