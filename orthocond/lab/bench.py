@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from orthocond.lab.gan_presets import Generation
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps
 from orthocond.lab.presets import Classification
 from orthocond.lab.runs import Run
+
+T = TypeVar("T")
 
 _WARM_UP = 2  # steps that are not counted: the first ones allocate
 
@@ -74,14 +77,7 @@ def bench(
     config = replace(config, schedule=replace(config.schedule, batch_size=size))
     images = sprites(size, size=config.data.size or 32)
     steps = {name: stepper(_with(config, name), Pair(images, images)) for name in methods}
-    times: dict[str, list[Times]] = {name: [] for name in steps}
-    rounds = _WARM_UP + repeats
-    for count in range(rounds):
-        for name, step in steps.items():
-            times[name].append(step())
-        if progress is not None:
-            progress(count + 1, rounds)
-    return {name: _median(found[_WARM_UP:]) for name, found in times.items()}
+    return {name: _median(found) for name, found in _take_turns(steps, repeats, progress).items()}
 
 
 class GanTimes(NamedTuple):
@@ -138,20 +134,28 @@ def bench_gan(
     images = sprites(4 * size, size=config.data.resize or config.data.size)
     names = list(dict.fromkeys((*methods, "none")))
     period = 1 if config.objective.penalty == "none" else config.objective.penalty_interval
-    seconds: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, _one_thread():
-        steps = {}
+        steps: dict[str, Callable[[], float]] = {}
         for name in names:
             one = replace(config, method=replace(config.method, name=name))
-            steps[name] = stepper(one, images, Run.create(folder, "bench", one))
-        for count in range(_WARM_UP + repeats):
-            start = count % len(names)
-            for name in names[start:] + names[:start]:
-                seconds[name].append(_time(steps[name], period))
-            if progress is not None:
-                progress(count + 1, _WARM_UP + repeats)
-    base = seconds["none"][_WARM_UP:]
-    return {name: _gan_times(found[_WARM_UP:], base) for name, found in seconds.items()}
+            steps[name] = partial(_time, stepper(one, images, Run.create(folder, "bench", one)), period)
+        seconds = _take_turns(steps, repeats, progress)
+    return {name: _gan_times(found, seconds["none"]) for name, found in seconds.items()}
+
+
+def _take_turns(
+    measure: dict[str, Callable[[], T]], repeats: int, progress: Callable[[int, int], None] | None
+) -> dict[str, list[T]]:
+    """Call all of them in every round, another one first each time; the first rounds do not count."""
+    found: dict[str, list[T]] = {name: [] for name in measure}
+    names = list(measure)
+    for count in range(_WARM_UP + repeats):
+        start = count % len(names)
+        for name in names[start:] + names[:start]:
+            found[name].append(measure[name]())
+        if progress is not None:
+            progress(count + 1, _WARM_UP + repeats)
+    return {name: values[_WARM_UP:] for name, values in found.items()}
 
 
 def _time(step: Callable[[], None], count: int) -> float:

@@ -191,53 +191,42 @@ def _newton(coefficients: Tensor) -> Tensor:
 
 
 def _minimiser(coefficients: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """Global minimiser of the quartic over ``[low, high]``, or over all numbers."""
-    e1, e2, e3, e4 = coefficients.unbind(-1)
+    """Global minimiser of the quartic over ``[low, high]``, or over all numbers.
+
+    Written for few operations: on weights of a few kilobytes their number is what OLR costs.
+    """
+    e4 = coefficients[..., 3:]
     # In units of the direction's own length the quartic is monic: no coefficient is lost to its scale.
     unit = _not_zero(e4).pow(0.25)
-    e1, e2, e3 = e1 / unit, e2 / unit**2, e3 / unit**3
-    candidates = _cubic_roots(0.75 * e3, 0.5 * e2, 0.25 * e1)
+    e1, e2, e3 = (coefficients[..., :3] / torch.cat((unit, unit**2, unit**3), -1)).split(1, -1)
+    candidates = _cubic_roots(e3, e2, e1)
     if low is not None and high is not None:
-        low, high = low * unit, high * unit
-        candidates = torch.stack((low, high, *(torch.clamp(s, low, high) for s in candidates.unbind(-1))), -1)
-    e1, e2, e3 = e1[..., None], e2[..., None], e3[..., None]
+        low, high = low[..., None] * unit, high[..., None] * unit
+        candidates = torch.cat((low, high, candidates.clamp(low, high)), -1)
     values = candidates * (e1 + candidates * (e2 + candidates * (e3 + candidates)))
     # Of minima that differ by rounding alone the shortest step: for D = W, both (1 - η) W and -(1 - η) W.
     least = values.amin(-1, keepdim=True)
     lengths = torch.where(values <= least + 1e-12 * least.abs(), candidates.abs(), torch.inf)
-    best = candidates.gather(-1, lengths.argmin(-1, keepdim=True)).squeeze(-1)
-    return torch.where(e4 > 0, best, 0 if high is None else high) / unit
+    best = candidates.gather(-1, lengths.argmin(-1, keepdim=True))
+    return (torch.where(e4 > 0, best, 0 if high is None else high) / unit).squeeze(-1)
 
 
-def _cubic_roots(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """The real roots of ``s³ + a s² + b s + c`` among ``(*, 3)`` numbers; the others are no roots.
+def _cubic_roots(e3: Tensor, e2: Tensor, e1: Tensor) -> Tensor:
+    """Where the derivative ``4 s³ + 3 e3 s² + 2 e2 s + e1`` is 0: its real roots are among ``(*, 3)`` numbers.
 
-    The closed form is accurate to rounding relative to the largest root alone. So it gives that one, the factor that
-    is left gives the other two, and a Newton step polishes all.
+    Cardano's formula in complex numbers. Rounding moves a root by 1e-16 of the largest one, or 1e-8 where two nearly
+    coincide, and the value of the quartic at a minimum by the square of that, or the cube.
     """
-    shift = a / 3
-    p = b - a * shift
-    q = 2 * shift**3 - shift * b + c
-    discriminant = (q / 2).square() + (p / 3) ** 3
-    # One real root: Cardano, with the sign that does not cancel. Three: the trigonometric form.
-    u = (q.abs() / 2 + discriminant.clamp(min=0).sqrt()).pow(1 / 3)
-    single = -torch.copysign(u - p / (3 * _not_zero(u)), q)
-    radius = (-p / 3).clamp(min=0).sqrt()
-    angle = torch.arccos((-q / 2 / _not_zero(radius) ** 3).clamp(-1, 1))[..., None]
-    turns = torch.arange(3, dtype=q.dtype, device=q.device) * (2 * math.pi)
-    triple = 2 * radius[..., None] * torch.cos((angle + turns) / 3)
-    roots = torch.where((discriminant > 0)[..., None], single[..., None], triple) - shift[..., None]
-    largest = roots.gather(-1, roots.abs().argmax(-1, keepdim=True))
-    a, b, c = a[..., None], b[..., None], c[..., None]
-    # (s - largest) (s² + 2 half s + product)
-    product = -c / _not_zero(largest)
-    half = (product - b) / _not_zero(largest) / 2
-    outer = -half - torch.copysign((half.square() - product).clamp(min=0).sqrt(), half)
-    roots = torch.cat((largest, outer, product / _not_zero(outer)), -1)
-    # One Newton step, where it brings the cubic nearer to 0.
-    value = c + roots * (b + roots * (a + roots))
-    better = roots - value / _not_zero(b + roots * (2 * a + 3 * roots))
-    return torch.where((c + better * (b + better * (a + better))).abs() < value.abs(), better, roots)
+    shift = e3 / 4
+    # s = t - shift: t³ + 3 p t + 2 q = 0
+    p = e2 / 6 - shift**2
+    q = shift**3 - shift * e2 / 4 + e1 / 8
+    discriminant = q**2 + p**3
+    root = torch.complex(discriminant, torch.zeros_like(discriminant)).sqrt()
+    u = -(q + root * torch.copysign(torch.ones_like(q), q)).pow(1 / 3)  # the sign that does not cancel
+    turns = torch.arange(3, dtype=q.dtype, device=q.device) * (2 * math.pi / 3)
+    u = u * torch.polar(torch.ones_like(turns), turns)
+    return (u - p / _not_zero(u)).real - shift
 
 
 def _not_zero(x: Tensor) -> Tensor:
