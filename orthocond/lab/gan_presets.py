@@ -13,7 +13,7 @@ class GanData:
 
     Attributes:
         source: Name or path, as of `orthocond.lab.data.load`.
-        size: Side of the images, a power of two.
+        size: Side of the images, a power of two; smaller ones are enlarged.
         resize: Scale the shorter side to this before the middle of ``size`` pixels is cut out; None takes ``size``.
         flip: Whether to mirror images at random.
         limit: Number of images; None takes all.
