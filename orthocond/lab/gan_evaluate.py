@@ -115,7 +115,7 @@ def predictability(config: Generation) -> VariationalPredictability:
         vp = replace(vp, extent=4.0, truncation=0.7)
     if config.scale == "paper" and config.data.source != "sprites":
         return vp
-    return replace(vp, pairs=2000, epochs=30, widths=(32, 64, 128), validate_every=5)
+    return replace(vp, pairs=2000, epochs=30, widths=(32, 64, 128), validate_every=15)
 
 
 def evaluate(

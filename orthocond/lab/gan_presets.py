@@ -218,7 +218,7 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
             data=GanData(small, 32, flip=True),
             model=_SMALL_EIGEN,
             objective=GanObjective(penalty_weight=0.5, penalty_interval=8),
-            schedule=GanSchedule(batch_size=16, ema=0.997),
+            schedule=GanSchedule(750, 16, ema=0.997),
         ),
     }
 
@@ -239,7 +239,7 @@ def _simple(name: str, steps: int, paper: GanData, laptop: GanData) -> dict[Scal
             data=laptop,
             model=_SMALL_SIMPLE,
             objective=GanObjective(penalty_weight=0.5),
-            schedule=GanSchedule(batch_size=16, ema=0.998),
+            schedule=GanSchedule(750, 16, ema=0.998),
         ),
     }
 
