@@ -14,7 +14,7 @@ from orthocond.lab.gan_networks import load_generator
 from orthocond.lab.gan_presets import preset
 from orthocond.lab.generate import train
 from orthocond.lab.runs import Run
-from orthocond.metrics import VariationalPredictability
+from orthocond.metrics import VariationalPredictability, factor_report
 
 VP = VariationalPredictability(pairs=60, test_ratio=0.5, epochs=1, widths=(4, 4, 4), repeats=1)
 LOW, HIGH = torch.tensor(list(FACTORS.values())).unbind(1)
@@ -58,11 +58,24 @@ def test_a_perfect_generator_gets_perfect_marks(tmp_path, monkeypatch):
     assert (effects - effects.diag().diag()).max() < 0.2 * effects.diag().min()
     assert found["mig"] > 0.5
     assert found["disentanglement"] > 0.8
+    # Of rotated axes MIG is nearly 0, and each disturbs several factors.
+    assert found["above_rotated"]["mig"] == pytest.approx(found["mig"], abs=0.1)
+    assert found["above_rotated"]["disentanglement"] > 0.4
     assert result["condition"] == pytest.approx(1)
     assert result["directions"]["sefa"]["ties"] == [[0, 1, 2, 3, 4, 5]]
     assert json.loads((run.path / "evaluation.json").read_text()) == json.loads(json.dumps(result))
     names = {"effects-axes.png", "effects-sefa.png", "traversal-axes.png", "traversal-sefa.png"}
     assert names <= {p.name for p in run.figures.iterdir()}
+
+
+def test_rotated_axes_are_no_better_than_rotated_axes(tmp_path):
+    turned = Renderer().requires_grad_(False)
+    nn.init.orthogonal_(turned.first_projection.weight, generator=torch.Generator().manual_seed(1))
+    truth = gan_evaluate._Truth(tiny(data=replace(tiny().data, shape="disc", limit=None)), None, 1000)
+    scores = factor_report(turned, None, truth.read, samples=1000).scores()
+    above = truth.above_rotated(turned, scores)
+    assert abs(above["mig"]) < 0.1
+    assert abs(above["disentanglement"]) < 0.2
 
 
 def test_faint_colour_does_not_move_the_factors():

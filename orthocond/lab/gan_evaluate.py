@@ -42,6 +42,7 @@ _BATCH = 100
 _FAINT = 0.1  # difference of the channels of pixels in [0, 1]; that of sprites is 0.8
 _LEAST = 100  # sprites that can be read, below which scores say nothing
 _IMAGES = {"paper": 10_000, "laptop": 500}  # for the Fréchet distance
+_ROTATIONS = 3
 _TRAVERSED = 12  # directions in a picture, the most important ones
 
 
@@ -131,7 +132,8 @@ def evaluate(
     """Measure the averaged generator of a run, and draw its traversals into the run's figures.
 
     For each set of directions (see `own_directions`): predictability, activeness, and for sprites the scores against
-    the true factors and their effect matrix, unless fewer than 100 of the images show anything coloured. Besides,
+    the true factors and their effect matrix, unless fewer than 100 of the images show anything coloured. Of the axes
+    also by how much they score above rotated ones: an orthogonal weight alone does not tell them apart. Besides,
     condition and singular values of the weights that meet the latents; for sprites mean and deviation of the factors
     beside those of the training images; for other images, or with an extractor, the Fréchet distance.
 
@@ -218,6 +220,8 @@ def _measure(
             measured, rows, truth.read, names=list(FACTORS), samples=truth.samples, spread=truth.spread
         )
         result |= report.scores() | {"effects": report.effects.values.tolist()}
+        if name == "axes":
+            result["above_rotated"] = truth.above_rotated(measured, report.scores())
         plot_effect_matrix(report.effects, run.figures / f"effects-{name}.png", labels=directions.names, title=title)
     shown = directions[: min(_TRAVERSED, len(directions))].measure(generator)
     strip(traverse(generator, 1, shown), shown, title=title).save(run.figures / f"traversal-{name}.png")
@@ -248,6 +252,18 @@ class _Truth:
         gap = (1 - FACTORS["hue"][1]) / 2
         values[:, hue] = (values[:, hue] + gap) % 1 - gap
         return values
+
+    def above_rotated(self, generator: nn.Module, scores: dict[str, float]) -> dict[str, float]:
+        """Scores of the axes minus the mean scores of rotated axes.
+
+        Normal latents are the same in every orthonormal basis, and an orthogonal weight stays orthogonal. A method that
+        disentangles prefers the axes all the same, so its differences are positive; else they are 0 up to chance.
+        """
+        size = int(generator.z_dim)  # type: ignore[arg-type]
+        random = torch.Generator().manual_seed(0)
+        bases = [nn.init.orthogonal_(torch.empty(size, size), generator=random) for _ in range(_ROTATIONS)]
+        found = [factor_report(generator, basis, self.read, samples=self.samples).scores() for basis in bases]
+        return {name: score - sum(other[name] for other in found) / _ROTATIONS for name, score in scores.items()}
 
     def compare(self, generator: nn.Module) -> dict[str, Any]:
         """Mean and deviation of each factor, real and generated, and the Fréchet distance in units of the real ones."""
