@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from orthocond.gans import SimpleDiscriminator, SimpleGenerator
 from orthocond.lab import experiments, gan_presets, generate
 from orthocond.lab.config import from_json, to_json
-from orthocond.lab.gan_methods import NAMES, latent_layers, parts, rival_penalty, weight_penalty
+from orthocond.lab.gan_methods import NAMES, latent_layers, parts, rival_penalty, treat_steps, weight_penalty
 from orthocond.lab.gan_networks import build, load_generator, prepare, sample
 from orthocond.lab.gan_presets import GanData, GanMethod, GanModel, GanObjective, Generation, preset
 from orthocond.lab.generate import load_images, picture, train
@@ -175,6 +175,37 @@ def test_rivals_vanish_where_they_should():
     assert value("orojar") > 0.01
     with pytest.raises(ValueError, match=r"has neither convolutions nor blocks.*--method\.rival image"):
         rival_penalty(GanMethod("hp", rival="paper"), generator, generator, z, None, torch.Generator())
+
+
+@pytest.mark.parametrize("name", [*NAMES[:2], *NAMES[3:6], "orojar"])
+def test_treatments_cannot_tell_axes_from_rotated_axes(name):
+    """Training on rotated latents from a rotated weight is the same training: only the rivals know of axes."""
+    rotation = nn.init.orthogonal_(torch.empty(4, 4, dtype=torch.float64))
+    weight = torch.randn(48, 4, dtype=torch.float64)
+    codes, target = torch.randn(3, 16, 4, dtype=torch.float64), torch.randn(16, 48, dtype=torch.float64)
+    method = GanMethod(name)
+
+    def trained_weight(turn):
+        layer = nn.Linear(4, 48, bias=False, dtype=torch.float64)
+        layer.weight.data = weight @ turn
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+        treatment = treat_steps(method, [layer], optimizer)
+        random = torch.Generator().manual_seed(0)
+        for z in codes:
+
+            def network(z):
+                return torch.tanh(layer(z)).unflatten(1, (3, 4, 4))
+
+            loss = F.mse_loss(network(z @ turn).flatten(1), target)
+            extra = weight_penalty(method, [layer]), rival_penalty(method, layer, network, z @ turn, None, random)
+            optimizer.zero_grad()
+            sum((x for x in extra if x is not None), loss).backward()
+            optimizer.step()
+        assert (treatment is not None) == ("nog" in name or "olr" in name)
+        return layer.weight.detach()
+
+    same = torch.allclose(trained_weight(rotation), trained_weight(torch.eye(4, dtype=torch.float64)) @ rotation)
+    assert same == (name != "orojar")
 
 
 def test_lvp_trains_its_predictor(tmp_path):

@@ -212,7 +212,9 @@ def _forest(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(False, axis="y")
-    for marker, fill, text in (("o", "0.25", "ours, significant"), ("o", "white", "ours"), ("D", "0.6", "paper")):
+    kinds = [("o", "0.25", "ours, significant"), ("o", "white", "ours"), ("D", "0.6", "paper")]
+    compared = any(row["measures"][name].get("paper_difference") for row in rows)
+    for marker, fill, text in kinds if compared else kinds[:2]:
         edge = "0.6" if marker == "D" else "0.25"
         axes.plot([], [], marker, color=edge, markerfacecolor=fill, markersize=_SIZES[marker], label=text)
     axes.legend(

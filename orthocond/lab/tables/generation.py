@@ -78,7 +78,11 @@ _FACTS = (
 
 
 def _predictability(directions: str) -> Measure:
-    return Measure("vp", "VP (%)", f"directions.{directions}.vp.final", higher=True, factor=100.0)
+    return _score("vp", "VP", directions, "vp.final")
+
+
+def _score(name: str, title: str, directions: str, key: str) -> Measure:
+    return Measure(name, f"{title} (%)", f"directions.{directions}.{key}", higher=True, factor=100.0)
 
 
 def _scores(directions: str) -> tuple[Measure, ...]:
@@ -91,23 +95,14 @@ def _scores(directions: str) -> tuple[Measure, ...]:
         "sap": "SAP",
         "modularity": "Modularity",
     }
-    scores = (
-        Measure(key, f"{title} (%)", f"directions.{directions}.{key}", higher=True, factor=100.0)
-        for key, title in titles.items()
-    )
-    above = (
-        Measure(
-            f"{key}_above_rotated",
-            f"{titles[key]} above that of rotated axes (%)",
-            f"directions.{directions}.above_rotated.{key}",
-            higher=True,
-            factor=100.0,
-        )
-        for key in ("mig", "disentanglement")
-        if directions == _AXES
-    )
+    scores = [_score(key, title, directions, key) for key, title in titles.items()]
+    if directions == _AXES:
+        for key in ("mig", "disentanglement"):
+            above = f"{titles[key]} above that of rotated axes"
+            scores.append(_score(f"{key}_above_rotated", above, directions, f"above_rotated.{key}"))
+            scores.append(_score(f"{key}_sefa", f"{titles[key]} of SeFa's directions", "sefa", key))
     distance = Measure("distance", "Factor distance", "factors.distance")
-    return (*scores, *above, _predictability(directions), distance, _CONDITION)
+    return (*scores, _predictability(directions), distance, _CONDITION)
 
 
 _STATISTICS = (
@@ -138,7 +133,8 @@ _TRUTH_NOTES = (
 )
 _ROTATED_NOTES = (
     "Rotated axes are three random orthonormal bases of the latents, in which the images are distributed as along the "
-    "axes: the chance level of a method that cannot tell them from each other.",
+    "axes: the chance level of a method that cannot tell them from each other. SeFa's directions are the singular "
+    "vectors of the weight, which are arbitrary where singular values are equal.",
 )
 _EIGEN_NOTES = (
     "EigenGAN has an orthogonality loss of its own (OL), the baseline; all other rows are without it, as in the paper.",
