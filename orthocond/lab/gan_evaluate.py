@@ -42,7 +42,7 @@ _BATCH = 100
 _FAINT = 0.1  # difference of the channels of pixels in [0, 1]; that of sprites is 0.8
 _LEAST = 100  # sprites that can be read, below which scores say nothing
 _IMAGES = {"paper": 10_000, "laptop": 500}  # for the Fréchet distance
-_ROTATIONS = 3
+_ROTATIONS = 2
 _TRAVERSED = 12  # directions in a picture, the most important ones
 
 

@@ -132,7 +132,7 @@ _TRUTH_NOTES = (
     "the GAN has learnt its data. A training of whose images fewer than 100 can be read has no scores.",
 )
 _ROTATED_NOTES = (
-    "Rotated axes are three random orthonormal bases of the latents, in which the images are distributed as along the "
+    "Rotated axes are two random orthonormal bases of the latents, in which the images are distributed as along the "
     "axes: the chance level of a method that cannot tell them from each other. SeFa's directions are the singular "
     "vectors of the weight, which are arbitrary where singular values are equal.",
 )
