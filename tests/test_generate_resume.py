@@ -149,6 +149,23 @@ def test_mixed_precision(tmp_path):
         assert b[key] == pytest.approx(a[key], rel=0.02, abs=0.02)
 
 
+def test_a_tracker_gets_the_metrics_or_an_error_tells(tmp_path, monkeypatch):
+    config = tiny()
+    run = run_of(tmp_path, config)
+    assert train(config, run, tracker="tensorboard") == 0
+    assert list(run.path.rglob("events.out.tfevents*"))
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [])
+    with pytest.warns(UserWarning, match="no supported trackers"), pytest.raises(ValueError, match="is not installed"):
+        train(config, run_of(tmp_path, config), tracker="wandb")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="about machines without a GPU")
+def test_fp16_on_a_cpu(tmp_path):
+    config = tiny(precision="fp16")
+    with pytest.raises(ValueError, match=r"fp16 needs a GPU.*Use bf16"):
+        train(config, run_of(tmp_path, config))
+
+
 def test_least_squares_and_wasserstein_train(tmp_path):
     for name in ("least-squares", "wasserstein", "hinge-saturating"):
         config = tiny(objective=GanObjective(name, penalty="gp", penalty_interval=1))

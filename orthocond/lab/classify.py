@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthocond.lab.data import ImageData, Pair, Pipeline, load_pair, sprites
+from orthocond.lab.devices import make_accelerator
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps, treat_weight
 from orthocond.lab.networks import Network, build
 from orthocond.lab.presets import Classification, Data
@@ -136,15 +137,9 @@ def train(
     Raises:
         FloatingPointError: If loss or gradient is not finite; the text is a diagnosis, and checkpoints stay.
         OSError: If the disk is full or read-only; checkpoints stay.
+        ValueError: If the tracker is not installed.
     """
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),
-        mixed_precision=config.precision,
-        log_with=tracker,
-        project_dir=str(run.path),
-    )
+    accelerator = make_accelerator(config.precision, run, tracker)
     pair = load_data(config.data, root)
     network = prepare(config, pair)
     return _Training(config, run, accelerator, pair, network, progress, tracker).loop()

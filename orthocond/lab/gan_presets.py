@@ -158,7 +158,7 @@ class Generation:
         objective: Their losses.
         schedule: Batches, steps of Adam, average.
         seed: Of the initial weights, the latents, order and augmentation of the images.
-        precision: ``no`` is float32; ``bf16`` and ``fp16`` are mixed precision.
+        precision: ``no`` is float32; ``bf16`` and, on a GPU, ``fp16`` are mixed precision.
         log_every: Steps between lines of metrics.
         save_every: Steps between checkpoints; 0 saves at the end only.
         sample_every: Steps between pictures of the same latents; 0 for none.

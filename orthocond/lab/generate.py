@@ -26,6 +26,7 @@ from orthocond.gans import (
 )
 from orthocond.lab.data import SHAPES, ImageData, Pipeline, Sprites, load, sprites
 from orthocond.lab.data.images import centre_crop
+from orthocond.lab.devices import make_accelerator
 from orthocond.lab.gan_methods import latent_layers, make_predictor, rival_penalty, treat_steps, weight_penalty
 from orthocond.lab.gan_networks import Networks, call, prepare, sample
 from orthocond.lab.gan_presets import GanData, Generation
@@ -96,15 +97,9 @@ def train(
     Raises:
         FloatingPointError: If loss or gradient is not finite; the text is a diagnosis, and checkpoints stay.
         OSError: If the disk is full or read-only; checkpoints stay.
+        ValueError: If the tracker is not installed.
     """
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),
-        mixed_precision=config.precision,
-        log_with=tracker,
-        project_dir=str(run.path),
-    )
+    accelerator = make_accelerator(config.precision, run, tracker)
     images = load_images(config.data, root)
     return _Training(config, run, accelerator, images, prepare(config), progress, tracker).loop()
 
@@ -117,11 +112,9 @@ def stepper(config: Generation, images: ImageData, run: Run) -> Callable[[], Non
         images: Its images, of the side that it asks for.
         run: A folder for the diagnosis of a loss that is not finite; nothing else is written.
     """
-    from accelerate import Accelerator
-
     endless = replace(config.schedule, steps=_ENDLESS)
     config = replace(config, schedule=endless, log_every=_ENDLESS, sample_every=0)
-    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=config.precision)
+    accelerator = make_accelerator(config.precision, run)
     training = _Training(config, run, accelerator, images, prepare(config), None, None)
     guard = Guard(run, training.generator, signals=())
     steps = itertools.count(2)  # the first step of a training is logged

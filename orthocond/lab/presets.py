@@ -132,7 +132,7 @@ class Classification:
         model: The network.
         schedule: Epochs, batches, steps of SGD.
         seed: Of the initial weights, of order and augmentation of the images.
-        precision: ``no`` is float32; ``bf16`` and ``fp16`` are mixed precision.
+        precision: ``no`` is float32; ``bf16`` and, on a GPU, ``fp16`` are mixed precision.
         log_every: Steps between lines of metrics.
         save_every: Steps between checkpoints; 0 saves after each epoch only.
         kind: Tells this configuration from those of other experiments in a run's JSON.

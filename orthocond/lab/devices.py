@@ -1,0 +1,38 @@
+"""Where a training runs: the accelerator if there is one, one process or many, and who gets the metrics."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from orthocond.lab.runs import Run
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def make_accelerator(precision: str, run: Run, tracker: str | None = None) -> "Accelerator":
+    """Accelerate's view of devices and processes.
+
+    Args:
+        precision: ``no``, ``bf16`` or ``fp16``.
+        run: Folder for the files of a tracker.
+        tracker: Name of a tracker of Accelerate.
+
+    Raises:
+        ValueError: If fp16 is asked of a CPU, or there is no such tracker, or its package is not installed: Accelerate
+            would go on without them.
+    """
+    from accelerate import Accelerator
+
+    if precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("Precision fp16 needs a GPU, and there is none. Use bf16, which a CPU has too, or no.")
+
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        mixed_precision=precision,
+        log_with=tracker,
+        project_dir=str(run.path),
+    )
+    if tracker and not accelerator.log_with:
+        raise ValueError(f"The tracker {tracker!r} is not installed. Install its package, or leave the tracker out.")
+    return accelerator
