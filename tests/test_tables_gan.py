@@ -18,7 +18,7 @@ from orthocond.lab.generate import train
 from orthocond.lab.runs import Run
 from orthocond.lab.tables import gan_paper, generation
 from orthocond.lab.tables.comparison import Comparison, Fact, Measure, Sketch
-from orthocond.lab.tables.gan_figures import effect_matrices, traversals, weight_condition
+from orthocond.lab.tables.gan_figures import effect_matrices, predictability_and_truth, traversals, weight_condition
 from orthocond.lab.tables.generation import GanExperiment, label
 from orthocond.metrics import VariationalPredictability
 
@@ -226,12 +226,33 @@ def test_effects_are_sorted_by_factor_and_condition_is_drawn(tmp_path, monkeypat
     assert list(curve.get_ydata()) == pytest.approx([math.sqrt((2 + i) * (3 + i)) for i in range(4)])
 
 
+def test_predictability_is_drawn_against_truth(tmp_path, monkeypatch):
+    table = _tiny_table(Sketch("predictability", predictability_and_truth("axes")))
+    monkeypatch.setitem(tables.TABLES, "tiny", table)
+    found = {"none": [], "nog": []}
+    for config in table.configs("laptop", 2):
+        vp = 0.2 + 0.1 * config.seed + 0.05 * (config.method.name == "nog")
+        run = _run(tmp_path / "runs", config, vp)
+        values = json.loads((run.path / "evaluation.json").read_text())
+        values["directions"]["axes"]["disentanglement"] = 1 - vp**2
+        (run.path / "evaluation.json").write_text(json.dumps(values))
+        found[config.method.name].append((100 * vp, 100 * (1 - vp**2)))
+    drawn = {}
+    monkeypatch.setattr("orthocond.lab.tables.figures.save", lambda figure, stem: drawn.update({stem.name: figure}))
+    _make(tmp_path, "tiny", seeds=2)
+    (axes,) = drawn["predictability"].axes
+    assert axes.get_title(loc="left").endswith("4 trainings: rank correlation -1.00")
+    for line, points in zip(axes.lines, found.values(), strict=True):
+        assert line.get_xydata().tolist() == [pytest.approx(point) for point in points]
+
+
 def test_many_measures_are_drawn_in_lines(tmp_path):
     for seed, (a, b) in enumerate(zip(_VP["none"], _VP["nog"], strict=True)):
         _run(tmp_path / "runs", _config("gan-sprites", "none", seed), a)
         _run(tmp_path / "runs", _config("gan-sprites", "nog", seed), b)
     folder = _make(tmp_path, "gan-sprites")
-    assert {p.name for p in folder.glob("*.png")} == {"differences.png", "weight-condition.png", "effects.png"}
+    names = {"differences.png", "weight-condition.png", "effects.png", "predictability.png"}
+    assert {p.name for p in folder.glob("*.png")} == names
     with Image.open(folder / "differences.png") as image:
         assert image.width < 130 * 18
 

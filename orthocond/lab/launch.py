@@ -46,8 +46,10 @@ def name_of(config: Config) -> str:
         >>> name_of(Classification(method=Method("nog+olr", olr="paper"), seed=3))
         'dbn-sprites-small-nog+olr-paper-seed3'
     """
-    form = f"-{config.method.olr}" if "olr" in config.method.name and config.method.olr != "exact" else ""
-    return f"{config.preset}-{config.method.name}{form}-seed{config.seed}"
+    method = config.method
+    form = f"-{method.olr}" if "olr" in method.name and method.olr != "exact" else ""
+    form += f"-{method.nog_of}" if "nog" in method.name and method.nog_of != "gradient" else ""
+    return f"{config.preset}-{method.name}{form}-seed{config.seed}"
 
 
 def open_or_create(root: str | PathLike[str], config: Config) -> Run:

@@ -1,11 +1,12 @@
-"""Figures of GANs: condition during training, what directions do to true factors, traversals method against method."""
+"""Figures of GANs: condition during training, directions and true factors, traversals method against method."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from orthocond.lab.data import FACTORS
 from orthocond.lab.tables.comparison import Outcome
-from orthocond.lab.tables.drawing import new_figure, panels, title
+from orthocond.lab.tables.drawing import colour, new_figure, panels, title
 from orthocond.lab.tables.figures import all_curves, draw_all
 
 _ABREAST = 3  # matrices in a line
@@ -27,6 +28,50 @@ def weight_condition(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
             axes.set_yscale("log")
         draw_all(axes, outcome, curves)
     return figure
+
+
+def predictability_and_truth(directions: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]:
+    """What draws VP against DCI disentanglement, a point for each training: what VP says about true factors.
+
+    Args:
+        directions: Which ones, by their name in the evaluation.
+    """
+
+    def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
+        (outcome,) = outcomes
+        points = {row: _predicted(outcome.records.get(row, ()), directions) for row in rows}
+        together = [point for found in points.values() for point in found]
+        if len(together) < 3:
+            return None
+        figure, ((axes,),) = panels(1, 1, [outcome.short(row) for row in rows])
+        for row, found in points.items():
+            if found:
+                tint, own = colour(row.name), row.nog_of == "gradient" and row.olr == "exact"
+                axes.plot(*zip(*found, strict=True), "o", color=tint, fillstyle="full" if own else "none")
+                axes.lines[-1].set(markersize=4.5, label=outcome.short(row))
+        correlation = statistics.correlation(*(_ranks(column) for column in zip(*together, strict=True)))
+        title(axes, f"{outcome.experiment.label}, {len(together)} trainings: rank correlation {correlation:.2f}")
+        axes.set_xlabel("VP (%)")
+        axes.set_ylabel("DCI disentanglement (%)")
+        axes.margins(0.05)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8.5)
+        return figure
+
+    return draw
+
+
+def _predicted(records: Sequence[Any], directions: str) -> list[tuple[float, float]]:
+    """VP and DCI disentanglement of each training that has both, in percent."""
+    measured = [(record.evaluation or {}).get("directions", {}).get(directions, {}) for record in records]
+    return [(100 * m["vp"]["final"], 100 * m["disentanglement"]) for m in measured if "disentanglement" in m]
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Places of values in their order; equal ones get any."""
+    ranks = [0.0] * len(values)
+    for place, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        ranks[index] = place
+    return ranks
 
 
 def effect_matrices(directions: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]:

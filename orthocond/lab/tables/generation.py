@@ -9,7 +9,7 @@ from orthocond.lab.presets import Scale
 from orthocond.lab.tables import gan_paper
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, Sketch
 from orthocond.lab.tables.figures import differences
-from orthocond.lab.tables.gan_figures import effect_matrices, traversals, weight_condition
+from orthocond.lab.tables.gan_figures import effect_matrices, predictability_and_truth, traversals, weight_condition
 from orthocond.lab.tables.table import Table
 
 _WORDS = {"none": "no treatment", "orojar": "OroJaR"}
@@ -153,6 +153,7 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
         _DIFFERENCES,
         _WEIGHT_CONDITION,
         Sketch("effects", effect_matrices(directions)),
+        Sketch("predictability", predictability_and_truth(directions)),
         _traversals(name),
     )
     return Comparison(
