@@ -283,8 +283,8 @@ def test_faces_are_measured_with_inception_if_it_is_there(tmp_path, monkeypatch)
 
     monkeypatch.setattr(gan_evaluate, "inception_extractor", lambda: Colour().eval())
     found = gan_evaluate.evaluate(run, vp=vp)["frechet"]
-    assert (found["protocol"], found["real"]) == ("fd500-colour", 12)
-    (kept,) = (tmp_path / "runs").glob("real-*-colour-500.safetensors")
+    assert (found["protocol"], found["real"]) == ("fd300-colour", 12)
+    (kept,) = (tmp_path / "runs").glob("real-*-colour-300.safetensors")
     for path in (tmp_path / "faces").iterdir():
         path.unlink()
     assert gan_evaluate.evaluate(run, vp=vp)["frechet"] == found  # from the file

@@ -41,7 +41,7 @@ Kind = Literal["own", "sefa", "jacobian", "axes"]
 _BATCH = 100
 _FAINT = 0.1  # difference of the channels of pixels in [0, 1]; that of sprites is 0.8
 _LEAST = 100  # sprites that can be read, below which scores say nothing
-_IMAGES = {"paper": 10_000, "laptop": 500}  # for the Fréchet distance
+_IMAGES = {"paper": 10_000, "laptop": 300}  # for the Fréchet distance
 _ROTATIONS = 2
 _TRAVERSED = 12  # directions in a picture, the most important ones
 
@@ -108,15 +108,16 @@ def predictability(config: Generation) -> VariationalPredictability:
     """The measurement of VP that fits a configuration.
 
     At the paper's scale it is the official one. At that of a laptop there are 2,000 pairs, of which 200 train a network
-    of half the width for 30 epochs. Coordinates reach to 2 or, as the authors have it for EigenGAN, to 4 with the noise
-    scaled by 0.7.
+    of half the width for 30 epochs, three times for sprites and twice for other images. Coordinates reach to 2 or, as
+    the authors have it for EigenGAN, to 4 with the noise scaled by 0.7.
     """
     vp = VariationalPredictability()
     if config.model.name == "eigengan":
         vp = replace(vp, extent=4.0, truncation=0.7)
     if config.scale == "paper" and config.data.source != "sprites":
         return vp
-    return replace(vp, pairs=2000, epochs=30, widths=(32, 64, 128), validate_every=15)
+    repeats = 3 if config.data.source == "sprites" else 2
+    return replace(vp, pairs=2000, epochs=30, widths=(32, 64, 128), validate_every=15, repeats=repeats)
 
 
 def evaluate(
@@ -142,7 +143,7 @@ def evaluate(
         root: Folder of data sets.
         extractor: Features for the Fréchet distance; None takes `inception_extractor()` for images other than sprites
             if its file is installed, and else leaves the distance out.
-        images: Generated and, at most, real images for it; None takes 10,000 at the paper's scale, else 500.
+        images: Generated and, at most, real images for it; None takes 10,000 at the paper's scale, else 300.
         reference: File with the statistics of the real images, made if it is missing; None is one beside the run, in
             the name of which are the settings of the data, the extractor and the number of images.
         vp: How to measure predictability; None takes `predictability`.

@@ -214,7 +214,7 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
         ),
         "laptop": Generation(
             name,
-            method=GanMethod("ol", rival_batch=8),
+            method=GanMethod("ol", rival_batch=4),
             data=GanData(small, 32, flip=True),
             model=_SMALL_EIGEN,
             objective=GanObjective(penalty_weight=0.5, penalty_interval=8),
@@ -235,7 +235,7 @@ def _simple(name: str, steps: int, paper: GanData, laptop: GanData) -> dict[Scal
         ),
         "laptop": Generation(
             name,
-            method=GanMethod(rival_batch=8),
+            method=GanMethod(rival_batch=4),
             data=laptop,
             model=_SMALL_SIMPLE,
             objective=GanObjective(penalty_weight=0.5),

@@ -121,9 +121,9 @@ _STATISTICS = (
     "backward pass on another machine.",
 )
 _FID_NOTES = (
-    "FID is between generated images and as many real ones; with 2,000 images of 2,048 features it is biased upwards, "
-    "for all rows alike, so compare rows, not papers. The authors compare 10,000 images from a uniform distribution of "
-    "latents with files that were cropped differently.",
+    "FID is between generated images and as many real ones. With 300 images, fewer than its 2,048 features, it is "
+    "biased upwards for all rows alike: compare rows, not papers. The authors compare 10,000 images from a uniform "
+    "distribution of latents with files that were cropped differently.",
 )
 _TRUTH_NOTES = (
     "Scores compare the latents along each direction with the factors of sprites, which can be read from an image: "
