@@ -98,7 +98,7 @@ def _scores(directions: str) -> tuple[Measure, ...]:
     scores = [_score(key, title, directions, key) for key, title in titles.items()]
     if directions == _AXES:
         for key in ("mig", "disentanglement"):
-            above = f"{titles[key]} above that of rotated axes"
+            above = f"{titles[key]} above rotated axes"
             scores.append(_score(f"{key}_above_rotated", above, directions, f"above_rotated.{key}"))
             scores.append(_score(f"{key}_sefa", f"{titles[key]} of SeFa's directions", "sefa", key))
     distance = Measure("distance", "Factor distance", "factors.distance")
