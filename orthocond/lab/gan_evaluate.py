@@ -136,8 +136,9 @@ def evaluate(
     For each set of directions (see `own_directions`; at the scale of a laptop, of images other than sprites, the first
     set only): predictability, activeness, and for sprites the scores against the true factors and their effect matrix,
     unless fewer than 100 of the images show anything coloured. Of the axes also by how much they score above rotated
-    ones: an orthogonal weight alone does not tell them apart. Besides, condition and singular values of the weights that meet the latents; for sprites mean and deviation of the factors
-    beside those of the training images; for other images, or with an extractor, the Fréchet distance.
+    ones: an orthogonal weight alone does not tell them apart. Besides, condition and singular values of the weights
+    that meet the latents; for sprites mean and deviation of the factors beside those of the training images; for other
+    images, or with an extractor, the Fréchet distance.
 
     Args:
         run: The run; it may be unfinished, but needs a checkpoint.
