@@ -311,10 +311,14 @@ def test_steps_are_timed_in_turn_by_periods(monkeypatch):
     period = tiny().objective.penalty_interval
     turns = calls[::period]
     assert " ".join(turns[:9]) == "nog hp none hp none nog none nog hp"
-    assert len(calls) == 5 * 3 * period
-    assert rounds[-1] == (5, 5)
-    # A measurement takes 4 n + 1 seconds, if n have been made before; the first two rounds do not count.
-    seconds = {"nog": [4 * n + 1 for n in (7, 9, 14)], "none": [4 * n + 1 for n in (6, 11, 13)]}
+    assert turns[15:18] == ["hp", "none", "nog"]  # made anew, another one first
+    assert len(calls) == 3 * 5 * 3 * period
+    assert rounds == [(1, 3), (2, 3), (3, 3)]
+    # A measurement takes 4 n + 1 seconds, if n have been made before; the first two of five rounds do not count.
+    seconds = {
+        name: [4 * [n for n in range(15 * i, 15 * i + 15) if turns[n] == name][3] + 1 for i in range(3)]
+        for name in ("nog", "none")
+    }
     ratios = sorted(a / b for a, b in zip(seconds["nog"], seconds["none"], strict=True))
     assert times["nog"].milliseconds == pytest.approx(1e3 * sorted(seconds["nog"])[1] / period)
     assert times["nog"][1:] == pytest.approx((ratios[1], ratios[0], ratios[2]))

@@ -33,7 +33,7 @@ def bench(
         preset: Whose network.
         scale: That of the paper, or of a laptop.
         methods: Which methods; all if not given.
-        repeats: Steps of each method; of a GAN periods of its gradient penalty.
+        repeats: Steps of each method; of a GAN networks that are made and timed.
         batch_size: Images of a step; those of the preset if not given.
         out: JSON file for the numbers.
         quiet: Show no progress.

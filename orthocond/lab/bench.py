@@ -23,6 +23,7 @@ from orthocond.lab.runs import Run
 
 T = TypeVar("T")
 
+_ROUNDS = 3  # of a GAN's networks before they are made anew
 _WARM_UP = 2  # steps that are not counted: the first ones allocate
 
 
@@ -83,7 +84,7 @@ def bench(
 class GanTimes(NamedTuple):
     """Milliseconds of one step of discriminator and generator, and its ratio to that of ``none``.
 
-    The ratio is the median over rounds of the ratios within a round, whose ends are its 95 % interval.
+    The ratio is the median over repetitions of the ratios within one; the ends are its 95 % interval.
     """
 
     milliseconds: float
@@ -103,15 +104,17 @@ def bench_gan(
     """Time the training step of several methods on one GAN, and of ``none``, with one thread.
 
     As not all steps have a gradient penalty, a measurement is of as many steps as make a period of it. The methods take
-    turns, another one first in each round, and each round gives one ratio, so that whatever else the machine does meets
-    all of them alike. The images are sprites of the size that the configuration asks for.
+    turns, another one first in each round, so that whatever else the machine does meets all of them alike. Where in
+    memory a network happens to lie changes its speed by some percent, more than NOG and OLR cost: so the networks are
+    made anew for each repetition, which gives one ratio, of medians of three rounds. The images are sprites of the size
+    that the configuration asks for.
 
     Args:
         config: The configuration, whose method is replaced.
         methods: Names of methods; ``none`` is added.
-        repeats: Measurements of each method.
+        repeats: Ratios of each method.
         batch_size: Images of a step; that of the configuration if None.
-        progress: Called with the number of rounds so far, and of all.
+        progress: Called with the number of repetitions so far, and of all.
 
     Returns:
         The times by method, in the order of ``methods``.
@@ -134,28 +137,36 @@ def bench_gan(
     images = sprites(4 * size, size=config.data.resize or config.data.size)
     names = list(dict.fromkeys((*methods, "none")))
     period = 1 if config.objective.penalty == "none" else config.objective.penalty_interval
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, _one_thread():
-        steps: dict[str, Callable[[], float]] = {}
-        for name in names:
-            one = replace(config, method=replace(config.method, name=name))
-            steps[name] = partial(_time, stepper(one, images, Run.create(folder, "bench", one)), period)
-        seconds = _take_turns(steps, repeats, progress)
+        for count in range(repeats):
+            steps: dict[str, Callable[[], float]] = {}
+            for name in _rotated(names, count):
+                one = replace(config, method=replace(config.method, name=name))
+                steps[name] = partial(_time, stepper(one, images, Run.create(folder, "bench", one)), period)
+            for name, found in _take_turns(steps, _ROUNDS).items():
+                seconds[name].append(statistics.median(found))
+            if progress is not None:
+                progress(count + 1, repeats)
     return {name: _gan_times(found, seconds["none"]) for name, found in seconds.items()}
 
 
 def _take_turns(
-    measure: dict[str, Callable[[], T]], repeats: int, progress: Callable[[int, int], None] | None
+    measure: dict[str, Callable[[], T]], repeats: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, list[T]]:
     """Call all of them in every round, another one first each time; the first rounds do not count."""
     found: dict[str, list[T]] = {name: [] for name in measure}
-    names = list(measure)
     for count in range(_WARM_UP + repeats):
-        start = count % len(names)
-        for name in names[start:] + names[:start]:
+        for name in _rotated(list(measure), count):
             found[name].append(measure[name]())
         if progress is not None:
             progress(count + 1, _WARM_UP + repeats)
     return {name: values[_WARM_UP:] for name, values in found.items()}
+
+
+def _rotated(names: list[str], count: int) -> list[str]:
+    start = count % len(names)
+    return names[start:] + names[:start]
 
 
 def _time(step: Callable[[], None], count: int) -> float:
