@@ -42,7 +42,7 @@ def draw_all(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], m
     if high - low <= 1e-6 * abs(high):  # matplotlib finds no limits for a flat line
         axes.set_ylim(0.5 * low, 2 * high)
     for row, found in curves:
-        draw_curve(axes, found, row.name, dashed=_is_paper_form(row), marker=marker)
+        draw_curve(axes, found, row.name, dashed=_is_paper_form(row) or row.nog_of == "update", marker=marker)
     label_ends(axes, [(found.mean[-1], outcome.short(row), colour(row.name)) for row, found in curves])
 
 
