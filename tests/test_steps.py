@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -6,6 +7,7 @@ import torch
 
 from orthocond.matrix import polar
 from orthocond.steps import NearestOrthogonal, OptimalLR, optimal_lr
+from orthocond.steps._quartic import cubic_roots, minimiser, minimiser_by_numbers
 from tests.steps_helpers import error, haar
 
 NOG = NearestOrthogonal()
@@ -100,8 +102,9 @@ def test_exact_is_the_true_minimiser(weight, direction, shape, gain):
     # Beyond this length E is above E(0): it is at least (|W - ηD|² / √r - g² √r)².
     reach = float((2 * w.norm() + 2 * gain * math.sqrt(min(shape))) / (d.norm() or 1.0))
     assert_best(optimal_lr(w, d, gain=gain), w, d, torch.linspace(-reach, reach, 1001, dtype=torch.float64), gain)
-    for lr in (0.01, 1.0, reach):
-        eta = OptimalLR(gain=gain, floor=0.1).rate(w, d, lr)
+    for lr, by_tensors in itertools.product((0.01, 1.0, reach), (False, True)):
+        with torch.set_grad_enabled(by_tensors):
+            eta = OptimalLR(gain=gain, floor=0.1).rate(w, d, lr)
         grid = torch.linspace(0.1, 1, 1001, dtype=torch.float64) * lr
         assert grid[0] * (1 - 1e-12) <= eta <= lr * (1 + 1e-12)
         assert_best(eta, w, d, grid, gain)
@@ -120,14 +123,14 @@ def test_the_step_that_needs_no_search():
     torch.testing.assert_close(optimal_lr(3 * q, q, gain=2.5), torch.tensor(0.5, dtype=torch.float64))
     assert optimal_lr(q, torch.randn(6, 4)).abs() < 1e-12  # an orthogonal weight should stay
     assert optimal_lr(q, torch.zeros(6, 4)) == 0
-    assert EXACT.rate(q, torch.zeros(6, 4), lr=0.3) == 0.3  # no step to shorten
+    for by_tensors in (False, True):
+        with torch.set_grad_enabled(by_tensors):
+            assert EXACT.rate(q, torch.zeros(6, 4), lr=0.3) == 0.3  # no step to shorten
 
 
 def test_roots_over_all_scales():
-    from orthocond.steps.learning_rate import _cubic_roots
-
     c = torch.randn(2000, 3, dtype=torch.float64) * 10 ** (torch.rand(2000, 3, dtype=torch.float64) * 12 - 6)
-    for (e3, e2, e1), found in zip(c.numpy(), _cubic_roots(*c.split(1, -1)).numpy(), strict=True):
+    for (e3, e2, e1), found in zip(c.numpy(), cubic_roots(*c.split(1, -1)).numpy(), strict=True):
         roots = np.roots([4, 3 * e3, 2 * e2, e1])
         largest = np.max(np.abs(roots))
         real = roots[np.abs(roots.imag) < 1e-9 * np.abs(roots)].real
@@ -135,6 +138,28 @@ def test_roots_over_all_scales():
             assert np.min(np.abs(found - root)) <= 1e-7 * largest
         lowest, expected = (np.polyval([1, e3, e2, e1, 0], x).min() for x in (found, real))
         assert lowest - expected <= 1e-15 * largest**4
+
+
+@torch.no_grad()
+def test_numbers_and_tensors_agree_over_all_lengths_of_the_direction():
+    """On the value of the quartic, as two of its minima may be equal but for rounding."""
+    w, d = torch.randn(2, 5000, 3, 5, dtype=torch.float64)
+    w[:1000] = haar(1000, 3, 5)
+    e = EXACT.coefficients(w, d * 10 ** (torch.rand(5000, 1, 1, dtype=torch.float64) * 10 - 8))
+    low, high = torch.rand(2, 5000, dtype=torch.float64).sort(0).values
+    found, expected = minimiser_by_numbers(e, low, high), minimiser(e, low, high)
+    a, b = (e * eta[:, None] ** torch.arange(1, 5) for eta in (found, expected))
+    assert ((a.sum(1) - b.sum(1)).abs() <= 1e-13 * (a.abs().sum(1) + b.abs().sum(1))).all()
+    assert ((low * (1 - 1e-12) <= found) & (found <= high * (1 + 1e-12))).all()
+    assert ((found > low) & (found < high)).sum() > 250  # not only ends
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300])
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_quartic_beyond_all_numbers_is_no_error(place, value):
+    e = torch.ones(4, dtype=torch.float64)
+    e[place] = value
+    minimiser_by_numbers(e, *torch.tensor([0.1, 1.0]).double())
 
 
 def test_newton_is_one_newton_step_of_the_objective():

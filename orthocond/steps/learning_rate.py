@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from orthocond.matrix._common import check_choice, check_floating, without_autocast
+from orthocond.steps._quartic import minimiser, minimiser_by_numbers
 
 _FORMS = ("exact", "newton", "paper")
 
@@ -94,7 +95,9 @@ class OptimalLR:
             lr = torch.full((), lr, dtype=torch.float64, device=coefficients.device)
         lr = lr.to(coefficients).expand(coefficients.shape[:-1])
         if self.form == "exact":
-            return _minimiser(coefficients, self.floor * lr, lr)
+            # Without a device to wait for or a gradient to pass on, values can be read.
+            host = coefficients.is_cpu and not torch.is_grad_enabled()
+            return (minimiser_by_numbers if host else minimiser)(coefficients, self.floor * lr, lr)
         if self.form == "newton":
             return torch.clamp(_newton(coefficients), self.floor * lr, lr)
         rate = _paper(coefficients)
@@ -142,7 +145,7 @@ def optimal_lr(weight: Tensor, direction: Tensor, *, form: str = "exact", gain: 
         raise ValueError("optimal_lr(form='paper') knows no gain; use form='exact', or leave it out.")
     coefficients = _coefficients(weight, direction, form, gain)
     if form == "exact":
-        return _minimiser(coefficients, None, None)
+        return minimiser(coefficients)
     return _newton(coefficients) if form == "newton" else _paper(coefficients)
 
 
@@ -169,10 +172,10 @@ def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | No
         a, x, c = w @ w.mT, w @ d.mT, d @ d.mT
         diagonal = a.diagonal(dim1=-2, dim2=-1)
         diagonal -= diagonal.mean(-1, keepdim=True) if gain is None else gain**2
-        # E = |A - η (X + Xᵀ) + η² C|²; A and C are symmetric, so <A, X + Xᵀ> = 2 <A, X>.
-        e1 = -4 * _inner(a, x)
-        e2 = 2 * (_inner(x, x) + _inner(x, x.mT) + _inner(a, c))
-        return torch.stack((e1, e2, -4 * _inner(x, c), _inner(c, c)), -1)
+        # E = |A - η S + η² C|² with S = X + Xᵀ: all inner products of the three at once.
+        parts = torch.stack((a, x + x.mT, c), -3).flatten(-2)
+        _, a_s, a_c, _, s_s, s_c, _, _, c_c = (parts @ parts.mT).flatten(-2).unbind(-1)
+        return torch.stack((-2 * a_s, s_s + 2 * a_c, -2 * s_c, c_c), -1)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -188,47 +191,3 @@ def _paper(coefficients: Tensor) -> Tensor:
 def _newton(coefficients: Tensor) -> Tensor:
     e1, e2, _, _ = coefficients.unbind(-1)
     return torch.where(e2 > 0, -e1 / (2 * e2), torch.inf)
-
-
-def _minimiser(coefficients: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """Global minimiser of the quartic over ``[low, high]``, or over all numbers.
-
-    Written for few operations: on weights of a few kilobytes their number is what OLR costs.
-    """
-    e4 = coefficients[..., 3:]
-    # In units of the direction's own length the quartic is monic: no coefficient is lost to its scale.
-    unit = _not_zero(e4).pow(0.25)
-    e1, e2, e3 = (coefficients[..., :3] / torch.cat((unit, unit**2, unit**3), -1)).split(1, -1)
-    candidates = _cubic_roots(e3, e2, e1)
-    if low is not None and high is not None:
-        low, high = low[..., None] * unit, high[..., None] * unit
-        candidates = torch.cat((low, high, candidates.clamp(low, high)), -1)
-    values = candidates * (e1 + candidates * (e2 + candidates * (e3 + candidates)))
-    # Of minima that differ by rounding alone the shortest step: for D = W, both (1 - η) W and -(1 - η) W.
-    least = values.amin(-1, keepdim=True)
-    lengths = torch.where(values <= least + 1e-12 * least.abs(), candidates.abs(), torch.inf)
-    best = candidates.gather(-1, lengths.argmin(-1, keepdim=True))
-    return (torch.where(e4 > 0, best, 0 if high is None else high) / unit).squeeze(-1)
-
-
-def _cubic_roots(e3: Tensor, e2: Tensor, e1: Tensor) -> Tensor:
-    """Where the derivative ``4 s³ + 3 e3 s² + 2 e2 s + e1`` is 0: its real roots are among ``(*, 3)`` numbers.
-
-    Cardano's formula in complex numbers. Rounding moves a root by 1e-16 of the largest one, or 1e-8 where two nearly
-    coincide, and the value of the quartic at a minimum by the square of that, or the cube.
-    """
-    shift = e3 / 4
-    # s = t - shift: t³ + 3 p t + 2 q = 0
-    p = e2 / 6 - shift**2
-    q = shift**3 - shift * e2 / 4 + e1 / 8
-    discriminant = q**2 + p**3
-    root = torch.complex(discriminant, torch.zeros_like(discriminant)).sqrt()
-    u = -(q + root * torch.copysign(torch.ones_like(q), q)).pow(1 / 3)  # the sign that does not cancel
-    turns = torch.arange(3, dtype=q.dtype, device=q.device) * (2 * math.pi / 3)
-    u = u * torch.polar(torch.ones_like(turns), turns)
-    return (u - p / _not_zero(u)).real - shift
-
-
-def _not_zero(x: Tensor) -> Tensor:
-    """``x``, with 1 in place of 0."""
-    return x + (x == 0)
