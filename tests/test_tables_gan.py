@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from orthocond.lab.tables.comparison import Comparison, Fact, Measure, Sketch
 from orthocond.lab.tables.gan_figures import effect_matrices, predictability_and_truth, traversals, weight_condition
 from orthocond.lab.tables.generation import GanExperiment, label
 from orthocond.metrics import VariationalPredictability
+from orthocond.steps import NearestOrthogonal
 
 _VP = {"none": [0.30, 0.32, 0.31], "nog": [0.41, 0.44, 0.42], "hp": [0.29, 0.33, 0.31]}
 _SCORES = ("mig", "disentanglement", "completeness", "informativeness", "sap", "modularity")
@@ -299,35 +301,43 @@ def test_faces_are_measured_with_inception_if_it_is_there(tmp_path, monkeypatch)
 def test_steps_are_timed_in_turn_by_periods(monkeypatch):
     calls = []
     clock = iter(range(10**6))
+    optimizer = {"nog": 0.5, "hp": 0.3, "none": 0.2}
 
     def stepper(config, images, run):
-        return lambda: calls.append(config.method.name)
+        name = config.method.name
+        return lambda: calls.append(name) or optimizer[name]
 
     monkeypatch.setattr("orthocond.lab.generate.stepper", stepper)
-    monkeypatch.setattr(bench, "_now", lambda device: float(next(clock)) ** 2)
+    monkeypatch.setattr(bench, "now", lambda: float(next(clock)) ** 2)
     rounds = []
     times = bench.bench_gan(tiny(), ["nog", "hp"], repeats=3, progress=lambda *state: rounds.append(state))
     assert list(times) == ["nog", "hp", "none"]
     period = tiny().objective.penalty_interval
     turns = calls[::period]
-    assert " ".join(turns[:9]) == "nog hp none hp none nog none nog hp"
-    assert turns[15:18] == ["hp", "none", "nog"]  # made anew, another one first
+    orders = [tuple(turns[i : i + 3]) for i in range(0, len(turns), 3)]
+    assert {*map(frozenset, orders)} == {frozenset(optimizer)}  # all of them in each round
+    assert len({*orders[:5]}) > 1
     assert len(calls) == 3 * 5 * 3 * period
     assert rounds == [(1, 3), (2, 3), (3, 3)]
     # A measurement takes 4 n + 1 seconds, if n have been made before; the first two of five rounds do not count.
     seconds = {
         name: [4 * [n for n in range(15 * i, 15 * i + 15) if turns[n] == name][3] + 1 for i in range(3)]
-        for name in ("nog", "none")
+        for name in optimizer
     }
-    ratios = sorted(a / b for a, b in zip(seconds["nog"], seconds["none"], strict=True))
-    assert times["nog"].milliseconds == pytest.approx(1e3 * sorted(seconds["nog"])[1] / period)
-    assert times["nog"][1:] == pytest.approx((ratios[1], ratios[0], ratios[2]))
-    assert times["none"][1:] == (1, 1, 1)
+    low, median, high = sorted(a / b for a, b in zip(seconds["nog"], seconds["none"], strict=True))
+    nog, none = times["nog"], times["none"]
+    assert nog.milliseconds == pytest.approx(1e3 * sorted(seconds["nog"])[1] / period)
+    assert nog.relative == bench.Ratio(*map(pytest.approx, (median, low, high)))
+    low, median, high = sorted(1 + 0.3 * period / b for b in seconds["none"])
+    assert nog.optimizer == pytest.approx(500)
+    assert nog.by_optimizer == bench.Ratio(*map(pytest.approx, (median, low, high)))
+    assert none.relative == none.by_optimizer == bench.Ratio(1, 1, 1)
+    assert times["hp"].by_optimizer is None  # it costs more elsewhere
     with pytest.raises(ValueError, match="at least one repetition"):
         bench.bench_gan(tiny(), ["nog"], repeats=0)
 
 
-def test_a_timed_step_is_one_of_a_training(tmp_path):
+def test_a_timed_step_is_one_of_a_training(tmp_path, monkeypatch):
     from orthocond.lab.data import sprites
     from orthocond.lab.generate import stepper
 
@@ -335,8 +345,10 @@ def test_a_timed_step_is_one_of_a_training(tmp_path):
     run = Run.create(tmp_path, "timed", config)
     step = stepper(config, sprites(16, size=16), run)
     before = torch.random.get_rng_state()
-    step()
-    step()
+    assert step() > 0
+    slow = NearestOrthogonal.nearest
+    monkeypatch.setattr(NearestOrthogonal, "nearest", lambda *args: time.sleep(0.05) or slow(*args))
+    assert step() > 0.05  # the time of the optimizer is that of the treatment too
     assert run.metrics() == []
     assert not any(run.figures.iterdir())
     assert torch.equal(before, torch.random.get_rng_state())

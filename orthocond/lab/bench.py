@@ -1,12 +1,12 @@
 """What a step of each method costs, measured in turn: its parts for classifiers, the whole step for GANs."""
 
 import math
+import random
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from orthocond.lab.classify import pipeline, prepare
 from orthocond.lab.data import Pair, sprites
+from orthocond.lab.devices import now
+from orthocond.lab.gan_methods import STEPS, parts
 from orthocond.lab.gan_presets import Generation
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps
 from orthocond.lab.presets import Classification
@@ -81,16 +83,31 @@ def bench(
     return {name: _median(found) for name, found in _take_turns(steps, repeats, progress).items()}
 
 
-class GanTimes(NamedTuple):
-    """Milliseconds of one step of discriminator and generator, and its ratio to that of ``none``.
+@dataclass(frozen=True)
+class Ratio:
+    """Median over repetitions of the ratios within one, and its 95 % interval."""
 
-    The ratio is the median over repetitions of the ratios within one; the ends are its 95 % interval.
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class GanTimes:
+    """What one step of discriminator and generator takes.
+
+    Attributes:
+        milliseconds: Of the whole step.
+        optimizer: Milliseconds of the generator's optimizer, a part of it.
+        relative: Ratio of the whole step to that of ``none``.
+        by_optimizer: The same ratio if nothing but the generator's optimizer differs, which is true of NOG and OLR
+            alone; None for other methods. It takes some percent of a step, so its scatter hides little.
     """
 
     milliseconds: float
-    relative: float
-    low: float
-    high: float
+    optimizer: float
+    relative: Ratio
+    by_optimizer: Ratio | None
 
 
 def bench_gan(
@@ -104,7 +121,7 @@ def bench_gan(
     """Time the training step of several methods on one GAN, and of ``none``, with one thread.
 
     As not all steps have a gradient penalty, a measurement is of as many steps as make a period of it. The methods take
-    turns, another one first in each round, so that whatever else the machine does meets all of them alike. Where in
+    turns, in another order in each round, so that whatever else the machine does meets all of them alike. Where in
     memory a network happens to lie changes its speed by some percent, more than NOG and OLR cost: so the networks are
     made anew for each repetition, which gives one ratio, of medians of three rounds. The images are sprites of the size
     that the configuration asks for.
@@ -126,7 +143,7 @@ def bench_gan(
         >>> from orthocond.lab.gan_presets import preset
         >>> times = bench_gan(preset("gan-sprites"), ["none", "nog"], repeats=1, batch_size=4)
         >>> list(times), times["none"].relative
-        (['none', 'nog'], 1.0)
+        (['none', 'nog'], Ratio(median=1.0, low=1.0, high=1.0))
     """
     from orthocond.lab.generate import stepper
 
@@ -137,53 +154,60 @@ def bench_gan(
     images = sprites(4 * size, size=config.data.resize or config.data.size)
     names = list(dict.fromkeys((*methods, "none")))
     period = 1 if config.objective.penalty == "none" else config.objective.penalty_interval
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, _one_thread():
         for count in range(repeats):
-            steps: dict[str, Callable[[], float]] = {}
-            for name in _rotated(names, count):
+            steps: dict[str, Callable[[], tuple[float, float]]] = {}
+            for name in _shuffled(names, count):
                 one = replace(config, method=replace(config.method, name=name))
                 steps[name] = partial(_time, stepper(one, images, Run.create(folder, "bench", one)), period)
             for name, found in _take_turns(steps, _ROUNDS).items():
-                seconds[name].append(statistics.median(found))
+                whole, part = (statistics.median(column) for column in zip(*found, strict=True))
+                seconds[name].append((whole, part))
             if progress is not None:
                 progress(count + 1, repeats)
-    return {name: _gan_times(found, seconds["none"]) for name, found in seconds.items()}
+    return {name: _gan_times(found, seconds["none"], parts(name) <= STEPS.keys()) for name, found in seconds.items()}
 
 
 def _take_turns(
     measure: dict[str, Callable[[], T]], repeats: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, list[T]]:
-    """Call all of them in every round, another one first each time; the first rounds do not count."""
+    """Call all of them in every round, in another order each time; the first rounds do not count."""
     found: dict[str, list[T]] = {name: [] for name in measure}
     for count in range(_WARM_UP + repeats):
-        for name in _rotated(list(measure), count):
+        for name in _shuffled(list(measure), count):
             found[name].append(measure[name]())
         if progress is not None:
             progress(count + 1, _WARM_UP + repeats)
     return {name: values[_WARM_UP:] for name, values in found.items()}
 
 
-def _rotated(names: list[str], count: int) -> list[str]:
-    start = count % len(names)
-    return names[start:] + names[:start]
+def _shuffled(names: list[str], count: int) -> list[str]:
+    """In an order of its own for each count: caches remember who went before."""
+    return random.Random(count).sample(names, len(names))
 
 
-def _time(step: Callable[[], None], count: int) -> float:
-    """Seconds of one of so many steps."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    start = _now(device)
-    for _ in range(count):
-        step()
-    return (_now(device) - start) / count
+def _time(step: Callable[[], float], count: int) -> tuple[float, float]:
+    """Seconds of one of so many steps, and of the optimizer in it."""
+    start = now()
+    parts = [step() for _ in range(count)]
+    return (now() - start) / count, sum(parts) / count
 
 
-def _gan_times(seconds: list[float], base: list[float]) -> GanTimes:
-    ratios = sorted(a / b for a, b in zip(seconds, base, strict=True))
-    n = len(ratios)
+def _gan_times(found: list[tuple[float, float]], base: list[tuple[float, float]], in_optimizer: bool) -> GanTimes:
+    whole, part = (1e3 * statistics.median(column) for column in zip(*found, strict=True))
+    pairs = list(zip(found, base, strict=True))
+    relative = _ratio([a / b for (a, _), (b, _) in pairs])
+    by_optimizer = _ratio([1 + (a - b) / total for (_, a), (total, b) in pairs]) if in_optimizer else None
+    return GanTimes(whole, part, relative, by_optimizer)
+
+
+def _ratio(values: list[float]) -> Ratio:
+    values = sorted(values)
+    n = len(values)
     # The median lies between these order statistics with a probability of 95 %, whatever the distribution.
     place = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))
-    return GanTimes(1e3 * statistics.median(seconds), statistics.median(ratios), ratios[place], ratios[n - 1 - place])
+    return Ratio(statistics.median(values), values[place], values[n - 1 - place])
 
 
 @contextmanager
@@ -218,13 +242,13 @@ def stepper(config: Classification, pair: Pair) -> Callable[[], Times]:
     def step() -> Times:
         model.train()
         optimizer.zero_grad()
-        start = _now(device)
+        start = now()
         value = loss()
-        forward = _now(device)
+        forward = now()
         value.backward()
-        backward = _now(device)
+        backward = now()
         optimizer.step()
-        end = _now(device)
+        end = now()
         return Times(*(1e3 * t for t in (forward - start, backward - forward, end - backward)))
 
     return step
@@ -232,12 +256,6 @@ def stepper(config: Classification, pair: Pair) -> Callable[[], Times]:
 
 def _with(config: Classification, method: str) -> Classification:
     return replace(config, method=replace(config.method, name=method))
-
-
-def _now(device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter()
 
 
 def _median(times: list[Times]) -> Times:

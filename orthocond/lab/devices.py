@@ -1,5 +1,6 @@
-"""Where a training runs: the accelerator if there is one, one process or many, and who gets the metrics."""
+"""Where a training runs: the accelerator if there is one, one process or many, its clock, and who gets the metrics."""
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,3 +37,10 @@ def make_accelerator(precision: str, run: Run, tracker: str | None = None) -> "A
     if tracker and not accelerator.log_with:
         raise ValueError(f"The tracker {tracker!r} is not installed. Install its package, or leave the tracker out.")
     return accelerator
+
+
+def now() -> float:
+    """Seconds of a clock, when the accelerator has done what it was asked for."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()

@@ -26,7 +26,7 @@ from orthocond.gans import (
 )
 from orthocond.lab.data import SHAPES, ImageData, Pipeline, Sprites, load, sprites
 from orthocond.lab.data.images import centre_crop
-from orthocond.lab.devices import make_accelerator
+from orthocond.lab.devices import make_accelerator, now
 from orthocond.lab.gan_methods import latent_layers, make_predictor, rival_penalty, treat_steps, weight_penalty
 from orthocond.lab.gan_networks import Networks, call, prepare, sample
 from orthocond.lab.gan_presets import GanData, Generation
@@ -104,8 +104,10 @@ def train(
     return _Training(config, run, accelerator, images, prepare(config), progress, tracker).loop()
 
 
-def stepper(config: Generation, images: ImageData, run: Run) -> Callable[[], None]:
+def stepper(config: Generation, images: ImageData, run: Run) -> Callable[[], float]:
     """A function that makes the next step of a training at each call, without metrics and pictures, to be timed.
+
+    It returns the seconds of the generator's optimizer, where NOG and OLR act.
 
     Args:
         config: The configuration.
@@ -118,7 +120,20 @@ def stepper(config: Generation, images: ImageData, run: Run) -> Callable[[], Non
     training = _Training(config, run, accelerator, images, prepare(config), None, None)
     guard = Guard(run, training.generator, signals=())
     steps = itertools.count(2)  # the first step of a training is logged
-    return lambda: training.make_step(next(steps), guard)
+    optimise, seconds = training.steppers[1].step, 0.0
+
+    def timed() -> None:
+        nonlocal seconds
+        start = now()
+        optimise()
+        seconds = now() - start
+
+    def step() -> float:
+        training.make_step(next(steps), guard)
+        return seconds
+
+    training.steppers[1].step = timed
+    return step
 
 
 def _random(stream: int, *numbers: int) -> torch.Generator:
