@@ -154,6 +154,12 @@ def test_numbers_and_tensors_agree_over_all_lengths_of_the_direction():
     assert ((found > low) & (found < high)).sum() > 250  # not only ends
 
 
+@torch.no_grad()
+def test_rates_where_no_value_can_be_read():
+    w, d = torch.randn(2, 4, 3, 5, dtype=torch.float64)
+    torch.testing.assert_close(torch.vmap(lambda w, d: EXACT.rate(w, d, 0.1))(w, d), EXACT.rate(w, d, 0.1))
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e300])
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_quartic_beyond_all_numbers_is_no_error(place, value):

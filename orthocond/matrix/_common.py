@@ -89,3 +89,8 @@ def smallest(x: Tensor) -> float | None:
         if "vmap" in str(error):
             return None
         raise
+
+
+def can_read_freely(x: Tensor) -> bool:
+    """Whether values can be read without waiting for a device: on a CPU, not in torch.compile nor torch.func."""
+    return x.is_cpu and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orthocond.matrix._common import check_choice, check_floating, without_autocast
+from orthocond.matrix._common import can_read_freely, check_choice, check_floating, without_autocast
 from orthocond.steps._quartic import minimiser, minimiser_by_numbers
 
 _FORMS = ("exact", "newton", "paper")
@@ -95,9 +95,8 @@ class OptimalLR:
             lr = torch.full((), lr, dtype=torch.float64, device=coefficients.device)
         lr = lr.to(coefficients).expand(coefficients.shape[:-1])
         if self.form == "exact":
-            # Without a device to wait for or a gradient to pass on, values can be read.
-            host = coefficients.is_cpu and not torch.is_grad_enabled()
-            return (minimiser_by_numbers if host else minimiser)(coefficients, self.floor * lr, lr)
+            by_numbers = can_read_freely(coefficients) and not torch.is_grad_enabled()
+            return (minimiser_by_numbers if by_numbers else minimiser)(coefficients, self.floor * lr, lr)
         if self.form == "newton":
             return torch.clamp(_newton(coefficients), self.floor * lr, lr)
         rate = _paper(coefficients)
