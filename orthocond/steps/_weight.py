@@ -107,7 +107,7 @@ class Weight:
     def shorten_update(self) -> None:
         """Keep the chosen fraction of the update; a fraction of 1 changes no bit of it."""
         after, before = _local(self.parameter.detach()), _local(self.before)
-        after.copy_(torch.lerp(before, after, self.fraction.to(after.dtype)))
+        torch.lerp(before, after, self.fraction.to(after.dtype), out=after)
         self.shortened = self.shortened + (self.fraction != 1)
         self.rates.append(self.fraction * self.lr_tensor())
 

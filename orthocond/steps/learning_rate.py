@@ -91,12 +91,13 @@ class OptimalLR:
     def rate_from(self, coefficients: Tensor, lr: float | Tensor) -> Tensor:
         """`rate` from `coefficients`."""
         if not isinstance(lr, Tensor):
+            if self.form == "exact" and can_read_freely(coefficients) and not torch.is_grad_enabled():
+                return minimiser_by_numbers(coefficients, self.floor * lr, lr)
             # Not torch.tensor, which would wait for the device.
             lr = torch.full((), lr, dtype=torch.float64, device=coefficients.device)
         lr = lr.to(coefficients).expand(coefficients.shape[:-1])
         if self.form == "exact":
-            by_numbers = can_read_freely(coefficients) and not torch.is_grad_enabled()
-            return (minimiser_by_numbers if by_numbers else minimiser)(coefficients, self.floor * lr, lr)
+            return minimiser(coefficients, self.floor * lr, lr)
         if self.form == "newton":
             return torch.clamp(_newton(coefficients), self.floor * lr, lr)
         rate = _paper(coefficients)
