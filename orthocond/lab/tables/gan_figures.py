@@ -46,9 +46,9 @@ def predictability_and_truth(directions: str) -> Callable[[Sequence[Outcome], Se
         figure, ((axes,),) = panels(1, 1, [outcome.short(row) for row in rows])
         for row, found in points.items():
             if found:
-                tint, own = colour(row.name), row.nog_of == "gradient" and row.olr == "exact"
-                axes.plot(*zip(*found, strict=True), "o", color=tint, fillstyle="full" if own else "none")
-                axes.lines[-1].set(markersize=4.5, label=outcome.short(row))
+                marker = "s" if row.olr == "paper" else "^" if row.nog_of == "update" else "o"
+                style = {"markersize": 4.5, "fillstyle": "full" if marker == "o" else "none"}
+                axes.plot(*zip(*found, strict=True), marker, color=colour(row.name), label=outcome.short(row), **style)
         correlation = statistics.correlation(*(_ranks(column) for column in zip(*together, strict=True)))
         title(axes, f"{outcome.experiment.label}, {len(together)} trainings: rank correlation {correlation:.2f}")
         axes.set_xlabel("VP (%)")
