@@ -69,7 +69,7 @@ def _minimiser(coefficients: list[float], low: float, high: float) -> float:
     p = e2 / 6 - shift * shift
     q = shift * (shift * shift - e2 / 4) + e1 / 8
     discriminant = q * q + p * p * p
-    if e4 == 0 or not math.isfinite(discriminant):  # without a direction, or with an infinite weight
+    if not 0 < e4 < math.inf or not math.isfinite(discriminant):  # no direction, or no numbers
         return high
     u = -((q + math.copysign(1, q) * cmath.sqrt(discriminant)) ** (1 / 3))
     roots = [(v - p / v).real - shift for v in (u, u * _THIRD, u * _TWO_THIRDS)] if u else [-shift]
