@@ -167,7 +167,7 @@ def test_numbers_leave_the_step_of_what_is_not_finite(place, value):
     e = torch.ones(4, dtype=torch.float64)
     e[place] = value
     assert minimiser_by_numbers(e, 0.1, 0.9) == 0.9
-    assert minimiser_by_numbers(torch.tensor([1e300, 1.0, 1.0, 1.0]).double(), 0.1, 0.9) == 0.9  # its square is not
+    assert minimiser_by_numbers(e.new_tensor([1e300, 1.0, 1.0, 1.0]), 0.1, 0.9) == 0.9  # its square is not
 
 
 def test_newton_is_one_newton_step_of_the_objective():
