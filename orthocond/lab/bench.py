@@ -190,8 +190,8 @@ def _shuffled(names: list[str], count: int) -> list[str]:
 def _time(step: Callable[[], float], count: int) -> tuple[float, float]:
     """Seconds of one of so many steps, and of the optimizer in it."""
     start = now()
-    parts = [step() for _ in range(count)]
-    return (now() - start) / count, sum(parts) / count
+    in_optimizer = [step() for _ in range(count)]
+    return (now() - start) / count, sum(in_optimizer) / count
 
 
 def _gan_times(found: list[tuple[float, float]], base: list[tuple[float, float]], in_optimizer: bool) -> GanTimes:
