@@ -74,7 +74,7 @@ def small_images(seconds):
     model = resnet18(12, stem="cifar")
     batch = next(eager)
     contenders = {
-        "batch: shuffle, crop, flip, normalise": lambda: next(eager),
+        "batch: shuffle, crop, flip, normalize": lambda: next(eager),
         "ResNet-18 training step, batch at hand": training_step(model, iter(lambda: batch, None)),
         "ResNet-18 training step with the pipeline": training_step(model, ahead),
     }

@@ -1,7 +1,7 @@
 """Inference with and without folding: `python benchmarks/inference.py --output FILE`.
 
 ResNet-18 with the stem for small images, float32, one thread. A network with whitening and an orthogonal weight in its
-stem, folded, is to take the time of the plain network with its batch normalisations folded: both are the same
+stem, folded, is to take the time of the plain network with its batch normalizations folded: both are the same
 convolutions. Ratios are formed within each round.
 """
 
@@ -10,7 +10,7 @@ from common import arguments, save
 from paired import percent, quartiles, ratios, take_turns
 from torch import nn
 
-from orthocond.fold import fold
+from orthocond.folding import fold
 from orthocond.lab.backbones import resnet18
 from orthocond.layers import DecorrelatedBatchNorm2d
 from orthocond.weights import orthogonal

@@ -1,7 +1,7 @@
 """Speed and memory of the layers beside honest baselines: `python benchmarks/layers.py --output FILE`.
 
 Whitening: one training step (forward and backward) and one inference of the stem's layer in the paper's setting,
-against plain batch normalisation and against whitening written with a centred copy and torch.linalg.eigh. Pooling:
+against plain batch normalization and against whitening written with a centered copy and torch.linalg.eigh. Pooling:
 forward and backward, against the decomposition of the d x d covariance.
 """
 
@@ -15,9 +15,9 @@ from orthocond.layers import DecorrelatedBatchNorm2d, covariance_pool
 
 def composed(x):
     flat = x.movedim(1, 0).flatten(1)
-    centred = flat - flat.mean(1, keepdim=True)
-    values, vectors = torch.linalg.eigh(centred @ centred.mT / flat.shape[1])
-    y = (vectors * (values + 1e-5).rsqrt()) @ vectors.mT @ centred
+    centered = flat - flat.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(centered @ centered.mT / flat.shape[1])
+    y = (vectors * (values + 1e-5).rsqrt()) @ vectors.mT @ centered
     return y.reshape(x.shape[1], x.shape[0], *x.shape[2:]).movedim(1, 0)
 
 

@@ -134,7 +134,7 @@ What to read from it:
 * Every remedy of the literature keeps the gradient finite. At ties each loses the part between the equal eigenvalues,
   here a fifth of the gradient; at near ties they are off by 10 to 90 %.
 * The Padé gradient is the plain one: the [50/50] approximant of the rational function 1/(1 - x) is that function.
-* Five Newton-Schulz steps and the Padé and Taylor approximants are regularisers: from κ = 1e3 on the error of their
+* Five Newton-Schulz steps and the Padé and Taylor approximants are regularizers: from κ = 1e3 on the error of their
   gradient is of the order of the gradient. Twenty Newton-Schulz steps solve up to κ = 1e5.
 """
 

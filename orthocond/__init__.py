@@ -1,7 +1,7 @@
 """orthocond: well-conditioned SVD layers and disentangled GAN latents for PyTorch."""
 
 from orthocond import directions, gans, metrics
-from orthocond.fold import FoldReport, fold
+from orthocond.folding import FoldReport, fold
 from orthocond.layers import (
     CovariancePool2d,
     DecorrelatedBatchNorm1d,
@@ -22,12 +22,15 @@ from orthocond.matrix import (
     Pade,
     Solver,
     SolverFailures,
+    Spectrum,
     SquareRoots,
     Taylor,
     inv_sqrtm,
     matrix_view,
     polar,
+    singular_spectrum,
     solver_failures,
+    spectrum,
     sqrtm,
     square_roots,
 )
@@ -41,7 +44,6 @@ from orthocond.monitor import (
     diagnose,
     pre_svd_layer,
 )
-from orthocond.spectrum import Spectrum, singular_spectrum, spectrum
 from orthocond.steps import NearestOrthogonal, OptimalLR, StepStatistics, Treatment, optimal_lr, treat
 from orthocond.weights import (
     SkewOrthogonalConv2d,

@@ -33,9 +33,9 @@ def root_of(p, power):
 def whitened(x, eps=1e-5):
     """Reference in float64, written as the definition."""
     flat = channels(x)
-    centred = flat - flat.mean(1, keepdim=True)
-    p = centred @ centred.T / flat.shape[1]
-    y = root_of(p + eps * torch.eye(len(p), dtype=F64), -0.5) @ centred
+    centered = flat - flat.mean(1, keepdim=True)
+    p = centered @ centered.T / flat.shape[1]
+    y = root_of(p + eps * torch.eye(len(p), dtype=F64), -0.5) @ centered
     return y.reshape(x.shape[1], x.shape[0], *x.shape[2:]).movedim(1, 0)
 
 

@@ -20,7 +20,7 @@ def error(w, gain=1.0):
 
 
 def best_rate(w, d, low, high, gain=1.0):
-    """The minimiser by another way: the quartic through five values, the roots of its derivative by NumPy."""
+    """The minimizer by another way: the quartic through five values, the roots of its derivative by NumPy."""
     nodes = torch.linspace(-1, 1, 5, dtype=torch.float64) * high
     values = torch.stack([error(w - t * d, gain) for t in nodes])
     quartic = np.polynomial.Polynomial.fit(nodes.numpy(), values.numpy(), 4)

@@ -60,7 +60,7 @@ def test_quiet_prints_nothing(console):
     ("terminal", "variables", "plain"),
     [(True, {}, False), (False, {}, True), (True, {"CI": "true"}, True), (True, {"NO_COLOR": "1"}, True)],
 )
-def test_plain_without_a_terminal_in_ci_and_without_colour(terminal, variables, plain, monkeypatch):
+def test_plain_without_a_terminal_in_ci_and_without_color(terminal, variables, plain, monkeypatch):
     for name in ("CI", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

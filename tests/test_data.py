@@ -110,7 +110,7 @@ def test_idx(tmp_path, compress):
     assert torch.equal(data.images[:, 1], torch.from_numpy(images))
     assert data.labels.tolist() == labels.tolist()
     assert data.classes[1] == "Trouser"
-    assert "grey" in repr(data)
+    assert "gray" in repr(data)
     assert load(tmp_path / "fashion-mnist", size=32, limit=3).images.shape == (3, 3, 32, 32)
 
 
@@ -137,7 +137,7 @@ def test_conversion_to_rgb(tmp_path, mode, value, expected):
     Image.new(mode, (4, 4), value).save(tmp_path / "a.png")
     data = load(tmp_path)
     assert data.images[0, :, 0, 0].tolist() == list(expected)
-    assert "grey images became RGB" in repr(data) or "laid on white" in repr(data)
+    assert "gray images became RGB" in repr(data) or "laid on white" in repr(data)
 
 
 def test_mixed_sizes_are_scaled_and_cropped_in_the_middle(tmp_path):
@@ -176,7 +176,7 @@ def test_parts_keep_the_shares_of_classes():
     assert not torch.equal(balanced(labels, 20, 0), balanced(labels, 20, 1))
     assert torch.equal(balanced(labels, 20, 1), balanced(labels, 20, 1))
     first = {int(balanced(torch.arange(10), 1, seed)) for seed in range(30)}
-    assert len(first) > 5  # no class is favoured
+    assert len(first) > 5  # no class is favored
 
 
 def test_split_off_divides_without_overlap():

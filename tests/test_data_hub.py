@@ -76,8 +76,8 @@ def test_errors(tmp_path):
         load(path, split="val")
     with pytest.raises(ValueError, match=r"no column 'kind'; it has image, label"):
         load(path, label_column="kind")
-    table(2, labels=("colour", "kind")).save_to_disk(tmp_path / "two")
-    with pytest.raises(ValueError, match=r"several labels: colour, kind. Choose one with label_column"):
+    table(2, labels=("color", "kind")).save_to_disk(tmp_path / "two")
+    with pytest.raises(ValueError, match=r"several labels: color, kind. Choose one with label_column"):
         load(tmp_path / "two")
     assert load(tmp_path / "two", label_column="kind").labels.tolist() == [0, 1]
     with pytest.raises(ValueError, match=r"datasets cannot open no-such-set .*[Ww]ithout a network"):

@@ -42,7 +42,7 @@ def test_evaluation_gives_all_images_in_order():
     assert torch.equal(labels, data.labels)
 
 
-def test_normalisation_of_each_channel():
+def test_normalization_of_each_channel():
     data = random_data()
     mean, std = data.statistics()
     images, _ = joined(Pipeline(data=data, batch_size=12, train=False, mean=mean, std=std).batches())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orthocond.lab.data import FACTORS, SHAPES, load, read_factors, render, sprites
-from orthocond.lab.data.sprites import _colour, _cover
+from orthocond.lab.data.sprites import _color, _cover
 
 LOW, HIGH = torch.tensor(list(FACTORS.values())).unbind(1)
 
@@ -36,10 +36,10 @@ def test_cover_is_the_area_of_the_shape(shape):
     assert cover.sum() / 64**2 == pytest.approx(0.09, rel=0.01)
 
 
-def test_colours_of_known_hues():
+def test_colors_of_known_hues():
     hues = torch.tensor([0, 1 / 6, 1 / 3, 1 / 2, 2 / 3])
     expected = torch.tensor([[1, 0.2, 0.2], [1, 1, 0.2], [0.2, 1, 0.2], [0.2, 1, 1], [0.2, 0.2, 1]])
-    torch.testing.assert_close(_colour(hues), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(_color(hues), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_factors_are_uniform_and_independent():
 def test_classes_are_shape_and_third_of_the_hue():
     data = sprites(300)
     for label, shape, hue in zip(data.labels, data.shapes, data.factors[:, 4], strict=True):
-        colour = "warm" if hue < 0.25 else "green" if hue < 0.5 else "blue"
-        assert data.classes[label] == f"{colour} {SHAPES[shape]}"
+        color = "warm" if hue < 0.25 else "green" if hue < 0.5 else "blue"
+        assert data.classes[label] == f"{color} {SHAPES[shape]}"
 
 
 # Life cycle and errors

@@ -12,8 +12,8 @@ import orthocond
 from orthocond import layers, steps, weights
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from orthocond.matrix import NewtonSchulz
+from orthocond.matrix.spectra import singular_spectrum, spectrum
 from orthocond.monitor import ConditionMonitor, diagnose, pre_svd_layer
-from orthocond.spectrum import singular_spectrum, spectrum
 from orthocond.weights import orthogonal, spectral
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(2)).cumsum(-1).cumsum(-2) / 8
@@ -178,7 +178,7 @@ def test_rounding_of_half_precision_is_no_rank():
     assert found["conv1"].condition_on_range < 1 / torch.finfo(torch.bfloat16).eps ** 2
 
 
-def test_layers_called_never_or_with_parametrised_weights():
+def test_layers_called_never_or_with_parametrized_weights():
     model = deep()
     orthogonal(model[3])
     model.unused = nn.Linear(3, 3)

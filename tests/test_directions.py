@@ -24,10 +24,10 @@ class Linear(nn.Module):
         return (z @ self.a).reshape(-1, 1, 4, 5)
 
 
-def numpy_sefa(a, normalise):
+def numpy_sefa(a, normalize):
     """Squared singular values and right singular vectors of A (outputs, z_dim) by NumPy."""
     a = a.detach().double().numpy()
-    if normalise:
+    if normalize:
         a = a / np.linalg.norm(a, axis=1, keepdims=True)
     _, s, vt = np.linalg.svd(a, full_matrices=False)
     return torch.from_numpy(s**2), torch.from_numpy(vt)
@@ -36,7 +36,7 @@ def numpy_sefa(a, normalise):
 # values
 
 
-@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(
     ("layer", "matrix"),
     [
@@ -45,10 +45,10 @@ def numpy_sefa(a, normalise):
         (nn.Conv2d(7, 5, 4, padding=3), lambda w: w.permute(0, 2, 3, 1).reshape(-1, 7)),
     ],
 )
-def test_sefa_is_the_svd_of_numpy(layer, matrix, normalise):
+def test_sefa_is_the_svd_of_numpy(layer, matrix, normalize):
     layer = layer.double()
-    values, vectors = numpy_sefa(matrix(layer.weight), normalise)
-    found = sefa(layer, normalise)
+    values, vectors = numpy_sefa(matrix(layer.weight), normalize)
+    found = sefa(layer, normalize)
     torch.testing.assert_close(found.importance, values, rtol=1e-10, atol=0)
     torch.testing.assert_close((found.vectors * vectors).sum(1).abs(), torch.ones(7).double(), rtol=0, atol=1e-9)
 
@@ -56,7 +56,7 @@ def test_sefa_is_the_svd_of_numpy(layer, matrix, normalise):
 def test_sefa_counts_each_unit_alike():
     """One loud unit decides alone, unless units are scaled."""
     a = torch.tensor([[100.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    assert sefa(a, normalise=False).vectors[0].tolist() == [1, 0]
+    assert sefa(a, normalize=False).vectors[0].tolist() == [1, 0]
     assert sefa(a).vectors[0].tolist() == [0, 1]
     assert sefa(a).importance.tolist() == [2, 1]
 
@@ -75,7 +75,7 @@ def test_sefa_of_several_layers_stacks_them():
 def test_sefa_moves_the_first_layer_most():
     """Oracle by brute force: no random direction beats the first one, none is below the last."""
     layer = SimpleGenerator(size=16, z_dim=6, width=4).first_projection
-    found = sefa(layer, normalise=False)
+    found = sefa(layer, normalize=False)
     n = nn.functional.normalize(torch.randn(500, 6), dim=1)
     moved = (layer(n[:, :, None, None]) - layer(torch.zeros(1, 6, 1, 1))).flatten(1).square().sum(1)
     assert found.importance[-1] <= moved.min()
@@ -148,10 +148,10 @@ def test_axes():
 
 def test_orthogonal_weights_tie():
     layer = orthogonal(nn.ConvTranspose2d(8, 16, 4))
-    assert sefa(layer, normalise=False).ties == (tuple(range(8)),)
+    assert sefa(layer, normalize=False).ties == (tuple(range(8)),)
 
 
-def test_ties_are_chains_of_neighbours():
+def test_ties_are_chains_of_neighbors():
     def ties(*values, tol=0.01):
         return Directions(torch.eye(len(values)), torch.tensor(values), tie_tol=tol).ties
 

@@ -14,7 +14,7 @@ from tests.helpers import with_spectrum
 
 
 class Net(nn.Module):
-    """A small generator with operations in place and instance normalisation."""
+    """A small generator with operations in place and instance normalization."""
 
     def __init__(self, z_dim=5):
         super().__init__()
@@ -273,7 +273,7 @@ def test_lowrank_importance_is_the_change_of_the_region():
     assert len(found) == 2
 
 
-def test_resefa_is_the_generalised_eigenproblem_of_scipy():
+def test_resefa_is_the_generalized_eigenproblem_of_scipy():
     net = Net().double()
     z = torch.randn(3, 5, dtype=torch.float64)
     mask = torch.zeros(8, 8)
@@ -288,17 +288,17 @@ def test_resefa_is_the_generalised_eigenproblem_of_scipy():
         torch.testing.assert_close((found.vectors * expected).sum(1).abs(), torch.ones(5).double(), rtol=0, atol=1e-8)
 
 
-def test_grey_misses_a_change_of_hue():
+def test_gray_misses_a_change_of_hue():
     class Hue:
         z_dim = 2
 
         def __call__(self, z):
-            colour = torch.stack([z[:, 0], -z[:, 0], 0.1 * z[:, 1]], 1)
-            return colour[:, :, None, None] * torch.eye(4) + z[:, 1, None, None, None] * (1 - torch.eye(4)) * 1e-3
+            color = torch.stack([z[:, 0], -z[:, 0], 0.1 * z[:, 1]], 1)
+            return color[:, :, None, None] * torch.eye(4) + z[:, 1, None, None, None] * (1 - torch.eye(4)) * 1e-3
 
     mask = torch.eye(4)
     assert region_directions(Hue(), 2, mask=mask, method="resefa").vectors[0].abs().tolist() == [1, 0]
-    assert region_directions(Hue(), 2, mask=mask, method="resefa", grey=True).vectors[0].abs().tolist() == [0, 1]
+    assert region_directions(Hue(), 2, mask=mask, method="resefa", gray=True).vectors[0].abs().tolist() == [0, 1]
 
 
 def test_robust_pca_is_at_the_minimum():

@@ -12,7 +12,7 @@ from orthocond.gans import EigenGenerator
 
 
 class Flat(nn.Module):
-    """Grey images of 4 x 6 pixels with the value of a linear function of the latents."""
+    """Gray images of 4 x 6 pixels with the value of a linear function of the latents."""
 
     z_dim = 3
 
@@ -110,18 +110,18 @@ def test_strip_compare_and_original():
         tiles(picture, original[1:], 2)  # that of another sample
 
 
-def colours(picture):
-    return {colour for _, colour in picture.getcolors(1 << 20)}
+def colors(picture):
+    return {color for _, color in picture.getcolors(1 << 20)}
 
 
 def test_the_unchanged_column_is_marked():
     images = torch.zeros(1, 1, 3, 1, 16, 16)
     one = Directions(torch.eye(2)[:1], torch.ones(1))
     accent = (0xD5, 0x5E, 0x00)
-    assert accent in colours(grid(images, one, (-1, 0, 1)))
-    assert accent not in colours(grid(images, one, (-1, 0, 1), mode="set"))
-    assert accent not in colours(grid(images, one, (1, 2, 3)))
-    assert accent in colours(grid(images, one, (-1, 0, 1), mode="set", original=torch.zeros(1, 1, 16, 16)))
+    assert accent in colors(grid(images, one, (-1, 0, 1)))
+    assert accent not in colors(grid(images, one, (-1, 0, 1), mode="set"))
+    assert accent not in colors(grid(images, one, (1, 2, 3)))
+    assert accent in colors(grid(images, one, (-1, 0, 1), mode="set", original=torch.zeros(1, 1, 16, 16)))
 
 
 def test_text_is_outside_the_images_whatever_its_length():

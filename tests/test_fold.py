@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from orthocond.fold import FoldReport, PointwiseConv1d, fold
+from orthocond.folding import FoldReport, PointwiseConv1d, fold
 from orthocond.lab.backbones import resnet18
 from orthocond.layers import (
     CovariancePool2d,
@@ -84,7 +84,7 @@ def test_whitening_is_merged_into_a_linear_layer(settings, bias):
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", [CONV, TRANSPOSED], ids=["conv", "transposed"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_batch_normalisation_is_merged(dims, kind, affine):
+def test_batch_normalization_is_merged(dims, kind, affine):
     layer = kind[dims](4, 12, 3, groups=2, padding=1)
     model = trained(nn.Sequential(layer, PLAIN[dims](12, affine=affine)), 16, 4, *[7] * dims)
     folded = fold(model)
@@ -115,24 +115,24 @@ TREATMENTS = {
 
 
 @pytest.mark.parametrize("treat", TREATMENTS.values(), ids=TREATMENTS)
-def test_parametrisations_become_weights(treat):
+def test_parametrizations_become_weights(treat):
     layer = nn.Conv2d(3, 8, 3)
     model = trained(nn.Sequential(treat(layer), DecorrelatedBatchNorm2d(8)), 8, 3, 9, 9)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(3, 3, 9, 9, dtype=torch.float64)
     folded = fold(model)
     assert_plain(folded)
-    assert folded.fold_report.materialised == ("0.weight",)
+    assert folded.fold_report.materialized == ("0.weight",)
     assert folded[0].weight.requires_grad
     assert set(folded.state_dict()) == {"0.weight", "0.bias"}
     assert difference(model, folded, x) < 1e-10
-    # Nothing of the original has changed, and it still computes with its parametrisation.
+    # Nothing of the original has changed, and it still computes with its parametrization.
     assert parametrize.is_parametrized(model[0], "weight")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     model.train()(x).sum().backward()
 
 
-def test_raw_weights_that_layers_share_are_materialised_one_by_one():
+def test_raw_weights_that_layers_share_are_materialized_one_by_one():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -272,7 +272,7 @@ def test_hooks_keep_their_effect(place, recorded):
     assert difference(model, folded, x) < 1e-10
 
 
-def test_a_batch_normalisation_that_cannot_be_merged_stays():
+def test_a_batch_normalization_that_cannot_be_merged_stays():
     model = trained(nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), 16, 4, 8, 8)
     folded = fold(model)
     assert [type(m) for m in folded] == [nn.BatchNorm2d, nn.Conv2d, nn.Identity]
@@ -408,7 +408,7 @@ def test_nothing_to_fold():
         fold(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
     with pytest.raises(ValueError, match="0: its input is not the output of a linear layer"):
         fold(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)))
-    with pytest.raises(ValueError, match="1: it normalises by the batch in evaluation too"):
+    with pytest.raises(ValueError, match="1: it normalizes by the batch in evaluation too"):
         fold(nn.Sequential(nn.Conv2d(3, 4, 3), DecorrelatedBatchNorm2d(4, track_running_stats=False)))
 
 
@@ -474,7 +474,7 @@ def test_folding_twice_finds_nothing():
 def test_report_reads_well():
     report = FoldReport(("stem.weight",), {"bn1": "conv1"}, {"bn2": "it is used 2 times"}, {"bn3": "why"}, 1.23e-12)
     assert str(report).splitlines() == [
-        "stem.weight: parametrisation materialised",
+        "stem.weight: parametrization materialized",
         "bn1: merged into conv1",
         "bn2: replaced by a 1x1 convolution, since it is used 2 times",
         "bn3: kept, since why",

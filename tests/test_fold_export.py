@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from orthocond import NewtonSchulz
-from orthocond.fold import fold
+from orthocond.folding import fold
 from orthocond.layers import (
     CovariancePool2d,
 )

@@ -78,7 +78,7 @@ def test_rotated_axes_are_no_better_than_rotated_axes(tmp_path):
     assert abs(above["disentanglement"]) < 0.2
 
 
-def test_faint_colour_does_not_move_the_factors():
+def test_faint_color_does_not_move_the_factors():
     data = sprites(200, size=16)
     noise = 0.06 * torch.rand(data.images.shape)
     clean = gan_evaluate._Truth.read(data.images)

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck
 
 from orthocond.gans import augment
-from orthocond.gans.augment import POLICY
+from orthocond.gans.augmentation import POLICY
 
 
 def seeded(seed=0):
@@ -31,7 +31,7 @@ def test_brightness_adds_one_number_to_each_image():
     check_uniform(first, -0.5, 0.5)
 
 
-def test_saturation_scales_the_colours():
+def test_saturation_scales_the_colors():
     x = images(2000)
     y = apply("saturation", x)
     torch.testing.assert_close(y.mean(1), x.mean(1))
@@ -179,7 +179,7 @@ def test_shapes_and_dtypes(channels, dtype):
     assert augment(x[:0]).shape == (0, channels, 8, 12)
 
 
-def test_grey_images_have_no_saturation():
+def test_gray_images_have_no_saturation():
     x = images(8, 1)
     torch.testing.assert_close(apply("saturation", x), x)
 
@@ -192,7 +192,7 @@ def test_grey_images_have_no_saturation():
     [
         (lambda: augment(torch.zeros(3, 8, 8)), ValueError, r"\(N, C, H, W\)"),
         (lambda: augment(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)), TypeError, "floating"),
-        (lambda: augment(images(1), ("colour",)), ValueError, "'brightness', 'saturation'"),
+        (lambda: augment(images(1), ("color",)), ValueError, "'brightness', 'saturation'"),
         (lambda: augment(images(1), "color,translation"), ValueError, "'brightness'"),
         (lambda: augment(images(1), probability=1.5), ValueError, "from 0 to 1"),
         (lambda: augment(images(1), each="pixel"), ValueError, "'image', 'batch'"),

@@ -39,7 +39,7 @@ def off_diagonal(a):
 
 
 def smooth(**settings):
-    """A small generator with normalisations, whose leaky ReLUs are replaced by a smooth function."""
+    """A small generator with normalizations, whose leaky ReLUs are replaced by a smooth function."""
     g = SimpleGenerator(8, 4, 3, **settings).double()
     for block in g.blocks:
         block[-1] = nn.Softplus()
@@ -90,7 +90,7 @@ def test_two_vectors_by_hand(derivative):
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-def test_nothing_to_penalise(derivative):
+def test_nothing_to_penalize(derivative):
     z = normal(3, 4)
     q = torch.linalg.qr(normal(9, 4)).Q.mT
     assert hessian_penalty(lambda z: (z**2) @ q, z, derivative=derivative) < 1e-20
@@ -117,7 +117,7 @@ def test_exact_forms_equal_full_hessian_and_jacobian(blocks):
 
 @pytest.mark.parametrize("name", ["simple", "batch-norm", "layer-norm", "eigen"])
 def test_derivatives_along_vectors(name):
-    """vᵀHv and Jv of every vector, to rounding; of normalisations too, which torch gets wrong when nested."""
+    """vᵀHv and Jv of every vector, to rounding; of normalizations too, which torch gets wrong when nested."""
     modules = {
         "simple": smooth,
         "batch-norm": lambda: nn.Sequential(
@@ -260,7 +260,7 @@ def test_samples_do_not_mix():
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("name", PENALTIES)
 def test_gradients_reach_the_parameters(name, derivative, reduction):
-    """Through an instance normalisation, which torch differentiates wrongly after forward mode."""
+    """Through an instance normalization, which torch differentiates wrongly after forward mode."""
     z = normal(2, 3)
     w, scale = normal(3, 8).requires_grad_(), normal(2, seed=1).requires_grad_()
 

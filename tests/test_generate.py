@@ -309,14 +309,14 @@ def test_kinds_of_experiments(tmp_path):
 
 def test_images_of_all_kinds_become_squares(tmp_path):
     write_tree(tmp_path / "data", [f"{i}.png" for i in range(9)])
-    Image.new("L", (40, 30), 100).save(tmp_path / "data" / "grey.png")
+    Image.new("L", (40, 30), 100).save(tmp_path / "data" / "gray.png")
     Image.new("RGBA", (20, 50), (255, 0, 0, 128)).save(tmp_path / "data" / "clear.png")
     Image.new("RGB", (3, 1), (0, 255, 0)).save(tmp_path / "data" / "small.png")
     data = GanData(str(tmp_path / "data"), 16, resize=18)
     assert load_images(data).size == (18, 18)
     run = trained(tmp_path, short(tiny(data=data)))
     assert run.metrics()[-1]["finished"]
-    (tmp_path / "data" / "torn.png").write_bytes((tmp_path / "data" / "grey.png").read_bytes()[:60])
+    (tmp_path / "data" / "torn.png").write_bytes((tmp_path / "data" / "gray.png").read_bytes()[:60])
     with pytest.raises(ValueError, match=r"torn\.png"):
         load_images(data)
 

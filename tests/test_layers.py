@@ -110,15 +110,15 @@ def test_both_sides_of_a_wide_covariance_give_the_same_root():
     weight = torch.randn(12, 12, dtype=F64)
     for eps in (0.0, 0.3):
         thin = covariance_pool(x, output="matrix", eps=eps)
-        centred = x.flatten(2) - x.flatten(2).mean(-1, keepdim=True)
-        full = sqrtm(centred @ centred.mT / 6, eps=eps, solver=Eigh(rank_tol=1e-12 if eps == 0 else None))
+        centered = x.flatten(2) - x.flatten(2).mean(-1, keepdim=True)
+        full = sqrtm(centered @ centered.mT / 6, eps=eps, solver=Eigh(rank_tol=1e-12 if eps == 0 else None))
         torch.testing.assert_close(thin, full)
         gradients = [torch.autograd.grad((q * weight).sum(), x)[0] for q in (thin, full)]
         torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("per", ["image", "batch"])
-def test_coloured_features_take_mean_and_covariance_of_the_style(per):
+def test_colored_features_take_mean_and_covariance_of_the_style(per):
     content, style = features(3, 5, 8, 9, dtype=F64), features(3, 5, 6, 6, dtype=F64, mean=7.0, spread=3.0).flip(1)
     y = whiten_color(content, style, per=per, eps=0.0)
     pairs = zip(y, style, strict=True) if per == "image" else [(y.movedim(1, 0), style.movedim(1, 0))]
@@ -163,7 +163,7 @@ def test_output_has_identity_covariance(dtype, spread, bound, groups):
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e4])
-def test_a_large_mean_costs_no_more_than_in_batch_normalisation(mean):
+def test_a_large_mean_costs_no_more_than_in_batch_normalization(mean):
     x = features(16, 4, 8, 8, mean=mean, spread=2.0)
     reference = nn.BatchNorm2d(4, affine=False).double()(x.double())
     error_of_batchnorm = (nn.BatchNorm2d(4, affine=False)(x) - reference).abs().max()
@@ -232,12 +232,12 @@ def test_observer_sees_the_covariance_of_training_only():
         layer.observer = seen.append
         layer(*inputs)
         layer.eval()(*inputs)
-    whitening, pooling, colouring = seen
+    whitening, pooling, coloring = seen
     assert not any(p.requires_grad for p in seen)
     expected = covariance(x)
     torch.testing.assert_close(whitening, torch.stack([expected[:3, :3], expected[3:, 3:]]))
     torch.testing.assert_close(pooling[1], torch.cov(x[1].flatten(1).double(), correction=0))
-    torch.testing.assert_close(colouring[0], expected)
+    torch.testing.assert_close(coloring[0], expected)
 
 
 # gradients
@@ -286,7 +286,7 @@ def test_gradient_of_pooling(shape, eps):
 
 
 @pytest.mark.parametrize("per", ["image", "batch"])
-def test_gradient_of_colouring(per):
+def test_gradient_of_coloring(per):
     content = features(2, 3, 2, 4, dtype=F64, spread=2.0).requires_grad_()
     style = features(2, 3, 3, 3, dtype=F64, spread=2.0).flip(1).contiguous().requires_grad_()
     gradcheck(lambda c, s: whiten_color(c, s, alpha=0.7, eps=1e-2, per=per), (content, style))
@@ -306,9 +306,9 @@ def test_gradient_equals_the_plain_composition():
 
 def _composed(x):
     flat = x.movedim(1, 0).flatten(1)
-    centred = flat - flat.mean(1, keepdim=True)
-    values, vectors = torch.linalg.eigh(centred @ centred.T / flat.shape[1])
-    y = (vectors * (values + 1e-5).rsqrt()) @ vectors.T @ centred
+    centered = flat - flat.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(centered @ centered.T / flat.shape[1])
+    y = (vectors * (values + 1e-5).rsqrt()) @ vectors.T @ centered
     return y.reshape(x.shape[1], x.shape[0], *x.shape[2:]).movedim(1, 0)
 
 
@@ -441,7 +441,7 @@ def test_features_that_are_not_finite_are_named(value):
             layer(x)
 
 
-def test_errors_of_pooling_and_colouring():
+def test_errors_of_pooling_and_coloring():
     with pytest.raises(ValueError, match="at least two positions"):
         covariance_pool(torch.randn(2, 6, 1, 1))
     with pytest.raises(ValueError, match="4-D"):

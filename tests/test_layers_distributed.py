@@ -1,4 +1,4 @@
-"""Two processes with synchronised statistics do what one process does on the whole batch."""
+"""Two processes with synchronized statistics do what one process does on the whole batch."""
 
 import copy
 
@@ -57,14 +57,14 @@ def check_values_and_gradients(rank, sizes):
 
 def check_one_value_per_channel():
     """One value on each of two processes is a batch of two; one value on one process alone is not enough."""
-    layer = DecorrelatedBatchNorm1d(3, synchronise=True)
+    layer = DecorrelatedBatchNorm1d(3, synchronize=True)
     assert torch.isfinite(layer(torch.randn(1, 3))).all()
     with pytest.raises(ValueError, match="more than one value per channel"):
         layer(torch.randn(1 - dist.get_rank(), 3))
 
 
 def check_evaluation_is_local(rank):
-    layer = DecorrelatedBatchNorm1d(3, synchronise=True)
+    layer = DecorrelatedBatchNorm1d(3, synchronize=True)
     layer(torch.randn(5, 3))
     if rank == 0:  # a collective call would wait for the other process for ever
         layer.eval()(torch.randn(5, 3))

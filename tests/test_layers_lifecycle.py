@@ -82,8 +82,8 @@ def test_conversion_keeps_parameters_statistics_and_outputs():
         convert_batchnorm(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(6)), ["0"])
     with pytest.raises(ValueError, match="without any"):
         convert_batchnorm(nn.Sequential(nn.ReLU()))
-    assert layer.synchronise is False
-    assert convert_sync(model)[2][0].synchronise is True
+    assert layer.synchronize is False
+    assert convert_sync(model)[2][0].synchronize is True
     with pytest.raises(ValueError, match="without any"):
         convert_sync(nn.Sequential(nn.ReLU()))
 
@@ -149,10 +149,10 @@ def test_meta_device_and_assigned_state():
 
 
 def test_repr():
-    text = repr(DecorrelatedBatchNorm2d(8, groups=2, solver=NewtonSchulz(5), average="whitening", synchronise=True))
+    text = repr(DecorrelatedBatchNorm2d(8, groups=2, solver=NewtonSchulz(5), average="whitening", synchronize=True))
     assert text == (
         "DecorrelatedBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, groups=2, "
-        "solver=NewtonSchulz(steps=5, normalize='trace'), average='whitening', synchronise=True)"
+        "solver=NewtonSchulz(steps=5, normalize='trace'), average='whitening', synchronize=True)"
     )
     assert repr(CovariancePool2d(eps=0.1)) == (
         "CovariancePool2d(solver=Eigh(precision='auto', rank_tol=None), output='triu', eps=0.1)"

@@ -41,7 +41,7 @@ def test_pade_of_zero_eigenvalue(degree):
 
 
 def test_newton_schulz_inverse_is_capped():
-    """N steps multiply a vanishing direction by 1.5^N at most: the regularisation that the docs promise."""
+    """N steps multiply a vanishing direction by 1.5^N at most: the regularization that the docs promise."""
     found = oc.inv_sqrtm(torch.diag(torch.tensor([1.0, 0.0])).double(), solver=oc.NewtonSchulz(steps=5))
     torch.testing.assert_close(found[1, 1], torch.tensor(1.5**5).double())
 

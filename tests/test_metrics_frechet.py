@@ -122,7 +122,7 @@ def test_it_is_symmetric_and_does_not_see_rotations():
 
 
 def test_fewer_images_than_features_equal_the_small_gram_matrix():
-    """The nuclear norm of X Yᵀ for centred features: an oracle that forms no covariance."""
+    """The nuclear norm of X Yᵀ for centered features: an oracle that forms no covariance."""
     x, y = normal(9, 40, 0), normal(7, 40, 1, shift=0.5)
     u, v = (x - x.mean(0)) / 8**0.5, (y - y.mean(0)) / 6**0.5
     nuclear = np.linalg.svd((u @ v.mT).numpy(), compute_uv=False).sum()

@@ -58,8 +58,8 @@ def test_pixels_are_prepared_as_the_network_of_2015_wants_them(file):
     assert not found.requires_grad
     floating = images.float() / 127.5 - 1
     assert torch.equal(inception_extractor(file)(floating), found)
-    grey = images[:, :1]
-    assert torch.equal(inception_extractor(file)(grey), inception_extractor(file)(grey.expand(-1, 3, -1, -1)))
+    gray = images[:, :1]
+    assert torch.equal(inception_extractor(file)(gray), inception_extractor(file)(gray.expand(-1, 3, -1, -1)))
     noise = floating + 0.4 / 127.5 * torch.rand_like(floating)  # less than half a level
     assert torch.equal(inception_extractor(file)(noise.clamp(-1, 1)), found)
 

@@ -62,7 +62,7 @@ def test_the_network_is_the_official_one():
     kinds = [type(m).__name__ for m in network]
     block = ["Conv2d", "BatchNorm2d", "ReLU"]
     assert kinds == [*block, *block, "MaxPool2d", *block, *block, "AdaptiveAvgPool2d", "Flatten", "Linear"]
-    # 7²·3·64 + 9·64² + 9·64·128 + 9·128·256, two for each normalised channel, and the linear layer
+    # 7²·3·64 + 9·64² + 9·64·128 + 9·128·256, two for each normalized channel, and the linear layer
     assert sum(p.numel() for p in network.parameters()) == 9408 + 36864 + 73728 + 294912 + 2 * 512 + 257 * 30
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 30)
     sides = []

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
 from orthocond.matrix import decompose, solver_failures
+from orthocond.matrix.spectra import singular_spectrum, spectrum
 from orthocond.monitor import ConditionMonitor, History, PreSVDLayer
-from orthocond.monitor.plot import plot
-from orthocond.spectrum import singular_spectrum, spectrum
+from orthocond.monitor.plotting import plot
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
 from orthocond.weights import orthogonal, spectral
 
@@ -116,7 +116,7 @@ def test_numbers_are_those_of_spectrum():
             assert pooled[f"{key}_worst"] == pytest.approx(float(worst), rel=1e-5)
 
 
-def test_groups_are_summarised():
+def test_groups_are_summarized():
     model = Net(groups=4)
     with ConditionMonitor(model, layers=["white"]) as monitor:
         ((inputs, _),) = train(model, steps=1)
@@ -186,7 +186,7 @@ def test_fused_optimizer_under_a_scaler_shows_unscaled_gradients():
 
 
 @pytest.mark.parametrize("treatment", [orthogonal, spectral])
-def test_parametrised_weight_is_the_one_the_layer_uses(treatment):
+def test_parametrized_weight_is_the_one_the_layer_uses(treatment):
     model = Net()
     treatment(model.conv)
     buffers = []

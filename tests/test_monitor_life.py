@@ -15,8 +15,8 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
+from orthocond.matrix.spectra import singular_spectrum, spectrum
 from orthocond.monitor import ConditionMonitor
-from orthocond.spectrum import singular_spectrum, spectrum
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
 from tests.test_monitor import Net, assert_facts, covariances, images, train
 
@@ -179,7 +179,7 @@ def test_frozen_weight():
 
 def stem():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), DecorrelatedBatchNorm2d(8, synchronise=True)).double()
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), DecorrelatedBatchNorm2d(8, synchronize=True)).double()
 
 
 def two_processes(rank, folder):
@@ -192,7 +192,7 @@ def two_processes(rank, folder):
     for kind in ("one", "ddp", "fsdp"):
         model = stem()
         if kind == "one":
-            model[1].synchronise = False
+            model[1].synchronize = False
         called = nn.parallel.DistributedDataParallel(model) if kind == "ddp" else model
         if kind == "fsdp":
             fully_shard(model, mesh=init_device_mesh("cpu", (2,)))

@@ -6,7 +6,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import orthocond as oc
-from orthocond.matrix.polar import polar_express_coefficients
+from orthocond.matrix.polar_factor import polar_express_coefficients
 from tests.helpers import gradient, relative_error
 
 METHODS = ("gram", "svd", "newton-schulz", "polar-express")

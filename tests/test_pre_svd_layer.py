@@ -57,7 +57,7 @@ def test_finder(case):
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_finder_takes_the_content_of_whitening_and_colouring(by_name):
+def test_finder_takes_the_content_of_whitening_and_coloring(by_name):
     class Style(nn.Module):
         def __init__(self):
             super().__init__()

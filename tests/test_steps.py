@@ -7,7 +7,7 @@ import torch
 
 from orthocond.matrix import polar
 from orthocond.steps import NearestOrthogonal, OptimalLR, optimal_lr
-from orthocond.steps._quartic import cubic_roots, minimiser, minimiser_by_numbers
+from orthocond.steps._quartic import cubic_roots, minimizer, minimizer_by_numbers
 from tests.steps_helpers import error, haar
 
 NOG = NearestOrthogonal()
@@ -96,7 +96,7 @@ def test_the_update_form_leaves_a_weight_that_does_not_move():
 @pytest.mark.parametrize(
     ("shape", "gain"), [((8, 8), 1.0), ((12, 5), 1.0), ((5, 12), 1.0), ((5, 12), 0.5), ((1, 1), 1.0)]
 )
-def test_exact_is_the_true_minimiser(weight, direction, shape, gain):
+def test_exact_is_the_true_minimizer(weight, direction, shape, gain):
     w = WEIGHTS[weight](*shape)
     d = DIRECTIONS[direction](w)
     # Beyond this length E is above E(0): it is at least (|W - ηD|² / √r - g² √r)².
@@ -148,7 +148,7 @@ def test_numbers_and_tensors_agree_over_all_lengths_of_the_direction():
     e = EXACT.coefficients(w, d * 10 ** (torch.rand(5000, 1, 1, dtype=torch.float64) * 10 - 8))
     low, high = 0.1, 0.9
     ends = torch.tensor([[low], [high]], dtype=torch.float64).expand(2, 5000)
-    found, expected = minimiser_by_numbers(e, low, high), minimiser(e, *ends)
+    found, expected = minimizer_by_numbers(e, low, high), minimizer(e, *ends)
     a, b = (e * eta[:, None] ** torch.arange(1, 5) for eta in (found, expected))
     assert ((a.sum(1) - b.sum(1)).abs() <= 1e-13 * (a.abs().sum(1) + b.abs().sum(1))).all()
     assert ((low * (1 - 1e-12) <= found) & (found <= high * (1 + 1e-12))).all()
@@ -166,8 +166,8 @@ def test_rates_where_no_value_can_be_read():
 def test_numbers_leave_the_step_of_what_is_not_finite(place, value):
     e = torch.ones(4, dtype=torch.float64)
     e[place] = value
-    assert minimiser_by_numbers(e, 0.1, 0.9) == 0.9
-    assert minimiser_by_numbers(e.new_tensor([1e300, 1.0, 1.0, 1.0]), 0.1, 0.9) == 0.9  # its square is not
+    assert minimizer_by_numbers(e, 0.1, 0.9) == 0.9
+    assert minimizer_by_numbers(e.new_tensor([1e300, 1.0, 1.0, 1.0]), 0.1, 0.9) == 0.9  # its square is not
 
 
 def test_newton_is_one_newton_step_of_the_objective():
@@ -216,7 +216,7 @@ def test_own_scale_makes_the_choice_independent_of_scale(shape):
 # --- values: what is wrong with the paper's equation -----------------------------------------------------------------
 
 
-def test_the_paper_minimises_the_norm_of_the_weight_and_nothing_else():
+def test_the_paper_minimizes_the_norm_of_the_weight_and_nothing_else():
     w, g = torch.randn(8, 5, dtype=torch.float64), torch.randn(8, 5, dtype=torch.float64)
     eta = torch.zeros((), dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad((w - eta * g).square().sum() ** 2, eta, create_graph=True)

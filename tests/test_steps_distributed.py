@@ -32,7 +32,7 @@ def whitened(weight_treatment):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 6, 3, bias=False),
-        DecorrelatedBatchNorm2d(6, eps=1e-3, synchronise=True),
+        DecorrelatedBatchNorm2d(6, eps=1e-3, synchronize=True),
         nn.Tanh(),
         nn.Flatten(),
         nn.Linear(54, 4),
@@ -65,7 +65,7 @@ def train(model, optimizer, shape, outputs, rank=None):
 def check_ddp(rank, weight_treatment):
     shape = (3, 5, 5)
     model, alone = whitened(weight_treatment), whitened(weight_treatment)
-    alone[1].synchronise = False
+    alone[1].synchronize = False
     parallel = DistributedDataParallel(model)
     handles = []
     for m in (model, alone):

@@ -89,12 +89,12 @@ def test_occurrence_is_that_of_each_rate_of_the_schedule():
     assert figures._share(record, 1.0) is None
 
 
-def test_methods_of_one_figure_have_colours_of_their_own():
+def test_methods_of_one_figure_have_colors_of_their_own():
     for name, table in tables.TABLES.items():
         for sketch in getattr(table, "figures", ()):
             if sketch.name.startswith(("conditioning", "convergence")):
                 methods = {row.name for row in sketch.rows or table.rows}
-                shared = {} if len(methods) > 8 else {drawing.colour(m): m for m in methods}
+                shared = {} if len(methods) > 8 else {drawing.color(m): m for m in methods}
                 assert len(methods) > 8 or len(shared) == len(methods), (name, sketch.name)
 
 
@@ -184,7 +184,7 @@ def test_files_are_small_and_show_something(tmp_path, name):
             assert min(image.size) > 300
             shades = {pixel for _, pixel in image.convert("RGB").getcolors(1 << 16)}
         assert len(shades) > 10
-        for row in sketch.rows or tables.TABLES[name].rows:  # no thin line has got the colour of another one
-            expected = [int(drawing.colour(row.name)[i : i + 2], 16) for i in (1, 3, 5)]
+        for row in sketch.rows or tables.TABLES[name].rows:  # no thin line has got the color of another one
+            expected = [int(drawing.color(row.name)[i : i + 2], 16) for i in (1, 3, 5)]
             nearest = min(max(abs(a - b) for a, b in zip(shade, expected, strict=True)) for shade in shades)
             assert nearest <= 8 or row.name == "svd" or sketch.name == "learning-rate", (sketch.name, row.name)

@@ -277,16 +277,16 @@ def test_faces_are_measured_with_inception_if_it_is_there(tmp_path, monkeypatch)
     monkeypatch.setattr(gan_evaluate, "inception_extractor", missing)
     assert "frechet" not in gan_evaluate.evaluate(run, vp=vp)
 
-    class Colour(torch.nn.Module):
-        name = "colour"
+    class Color(torch.nn.Module):
+        name = "color"
 
         def forward(self, images):
             return images.float().mean((2, 3))
 
-    monkeypatch.setattr(gan_evaluate, "inception_extractor", lambda: Colour().eval())
+    monkeypatch.setattr(gan_evaluate, "inception_extractor", lambda: Color().eval())
     found = gan_evaluate.evaluate(run, vp=vp)["frechet"]
-    assert (found["protocol"], found["real"]) == ("fd300-colour", 12)
-    (kept,) = (tmp_path / "runs").glob("real-*-colour-300.safetensors")
+    assert (found["protocol"], found["real"]) == ("fd300-color", 12)
+    (kept,) = (tmp_path / "runs").glob("real-*-color-300.safetensors")
     for path in (tmp_path / "faces").iterdir():
         path.unlink()
     assert gan_evaluate.evaluate(run, vp=vp)["frechet"] == found  # from the file

@@ -248,7 +248,7 @@ def test_every_layer_is_the_matrix_of_matrix_view(layer, dtype):
     optimizer.step()
     nearest = polar(gradient.to(dtype)).double()
     torch.testing.assert_close(matrix_view(module.weight.grad, groups).double(), nearest)
-    # One rate for the layer: it minimises the sum over its groups.
+    # One rate for the layer: it minimizes the sum over its groups.
     rate = handle.statistics[0].rates[0]
     grid = torch.linspace(0.05, 0.5, 2001, dtype=torch.float64)
     total = error(before - grid.reshape(-1, *(1 for _ in before.shape)) * nearest).reshape(2001, -1).sum(1)

@@ -172,7 +172,7 @@ def test_statistics():
     assert "2 weights under SGD, 7 steps" in repr(handle)
 
 
-def test_the_raw_parameter_of_a_parametrised_weight_is_treated():
+def test_the_raw_parameter_of_a_parametrized_weight_is_treated():
     layer = parametrizations.spectral_norm(nn.Linear(6, 4))
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     handle = treat(layer, optimizer, gradient=NOG)

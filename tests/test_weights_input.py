@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from orthocond.matrix import matrix_view, polar, sqrtm
-from orthocond.spectrum import spectrum
+from orthocond.matrix.spectra import spectrum
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
 from orthocond.weights import input_aware, orthogonal, patch_covariance, whitening_init_
 
@@ -41,7 +41,7 @@ LAYERS = {
 
 def make(name):
     build, shape = LAYERS[name]
-    # Correlated neighbours and a mean that is not zero.
+    # Correlated neighbors and a mean that is not zero.
     return build().double(), torch.randn(shape, dtype=torch.float64).cumsum(-1) + 3
 
 
@@ -306,7 +306,7 @@ def test_errors(function, module, batch, kind, text):
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda m, x: whitening_init_(orthogonal(m), x), RuntimeError, "already parametrised"),
+        (lambda m, x: whitening_init_(orthogonal(m), x), RuntimeError, "already parametrized"),
         (lambda m, x: whitening_init_(m, x, ridge=-1.0), ValueError, "at least 0"),
         (lambda m, x: whitening_init_(m, x, gain=float("inf")), ValueError, "above 0"),
         (lambda m, x: whitening_init_(m, torch.ones(10, 3)), ValueError, "rank 0 of 3"),
@@ -384,7 +384,7 @@ def _two_processes(rank, folder):
                 optimizer.zero_grad()
                 model(batch).tanh().mean().backward()
                 optimizer.step()
-        # Both processes hand `alone` the same whole batch, so what it synchronises is itself.
+        # Both processes hand `alone` the same whole batch, so what it synchronizes is itself.
         torch.testing.assert_close(module.state_dict(), alone.state_dict(), rtol=1e-9, atol=1e-10)
         assert module.parametrizations.weight[0].metric.num_batches_tracked == 4
         sharded = fully_shard(copy.deepcopy(alone), mesh=init_device_mesh("cpu", (2,)))

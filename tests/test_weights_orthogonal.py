@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from orthocond.matrix import inv_sqrtm, matrix_view, polar, sqrtm
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
 from orthocond.weights import orthogonal, spectral
-from orthocond.weights.orthogonal import Orthogonal
+from orthocond.weights.orthogonal_weight import Orthogonal
 from tests.helpers import spd
 
 MAPS = ("cayley", "exponential", "polar")
@@ -297,7 +297,7 @@ def test_any_module_with_a_matrix():
         (lambda: orthogonal(nn.BatchNorm2d(3)), ValueError, "at least two dimensions"),
         (lambda: orthogonal(nn.Linear(3, 3).weight), TypeError, "needs a torch.nn.Module"),
         (lambda: orthogonal(nn.LazyLinear(3)), RuntimeError, "lazy"),
-        (lambda: orthogonal(orthogonal(nn.Linear(3, 3))), RuntimeError, "already parametrised"),
+        (lambda: orthogonal(orthogonal(nn.Linear(3, 3))), RuntimeError, "already parametrized"),
         (lambda: orthogonal(nn.Linear(3, 3, dtype=torch.complex64)), TypeError, "real matrices"),
         (lambda: orthogonal(nn.Linear(3, 3), map="caley"), ValueError, "'cayley', 'exponential', 'polar'"),
         (lambda: orthogonal(nn.Linear(3, 3), gain=0.0), ValueError, "above 0"),

@@ -1,4 +1,4 @@
-"""Spectral normalisation and orthogonality loss, each: values, gradients, shapes and dtypes, errors, life cycle."""
+"""Spectral normalization and orthogonality loss, each: values, gradients, shapes and dtypes, errors, life cycle."""
 
 import copy
 
@@ -95,8 +95,8 @@ def test_spectral_half_precision_and_autocast():
     [
         (lambda: spectral(nn.ReLU()), ValueError, "spectral needs a module with a parameter 'weight'"),
         (lambda: spectral(nn.LayerNorm(3)), ValueError, "at least two dimensions"),
-        (lambda: spectral(spectral(nn.Linear(3, 3))), RuntimeError, "already parametrised"),
-        (lambda: spectral(orthogonal(nn.Linear(3, 3))), RuntimeError, "already parametrised"),
+        (lambda: spectral(spectral(nn.Linear(3, 3))), RuntimeError, "already parametrized"),
+        (lambda: spectral(orthogonal(nn.Linear(3, 3))), RuntimeError, "already parametrized"),
         (lambda: spectral(nn.Linear(3, 3), iterations=0), ValueError, "at least 1"),
         (lambda: spectral(nn.Linear(3, 3).requires_grad_(False).apply(lambda m: m.weight.zero_())), ValueError, "zero"),
     ],
@@ -187,7 +187,7 @@ def test_descent_makes_a_weight_orthogonal():
 # orthogonality loss: shapes and dtypes, errors
 
 
-def test_loss_half_precision_and_parametrised():
+def test_loss_half_precision_and_parametrized():
     w = torch.eye(3, 5, dtype=torch.bfloat16)
     assert orthogonality_loss(w).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):

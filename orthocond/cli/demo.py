@@ -6,7 +6,7 @@ from pathlib import Path
 def demo(*, out: Path = Path("runs/demo"), short: bool = False, quiet: bool = False) -> int:
     """See what treatments do to the conditioning of an SVD layer, in two minutes on two cores.
 
-    Trains a small ResNet with decorrelated batch normalisation on rendered sprites, without treatment, with the nearest
+    Trains a small ResNet with decorrelated batch normalization on rendered sprites, without treatment, with the nearest
     orthogonal gradient, and with all three treatments of the paper, side by side. Ends with a table, a figure and a
     report.
 

@@ -9,7 +9,7 @@ from orthocond.cli.runs import find_run
 def evaluate(run: Path, /, *, runs: Path = Path("runs"), data_root: Path | None = None) -> None:
     """Evaluate the newest checkpoint of a run, and write what comes out to evaluation.json in its folder.
 
-    Of a classifier: error and top-5 error on held-out images, with the statistics of its normalisation layers as they
+    Of a classifier: error and top-5 error on held-out images, with the statistics of its normalization layers as they
     are and taken anew; rank and condition of the covariance in the SVD layer on a batch of training images. Of a GAN:
     condition of the weights that meet the latents, predictability and activeness of its directions, scores against the
     true factors of sprites, FID of other images, and traversals in its figures.

@@ -1,11 +1,11 @@
 """Directions of a generator's latent space, and pictures of them (paper: section 5.1)."""
 
 from orthocond.directions.basis import Directions, axes, effect_sizes
-from orthocond.directions.factorise import eigengan_directions, sefa
+from orthocond.directions.factorize import eigengan_directions, sefa
 from orthocond.directions.jacobian import jacobian_directions
 from orthocond.directions.regions import region_directions
 from orthocond.directions.render import compare, gif, grid, strip
-from orthocond.directions.traverse import traverse
+from orthocond.directions.traversal import traverse
 
 __all__ = [
     "axes",

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from orthocond.matrix._common import check_count, check_floating
+from orthocond._checks import check_count, check_floating
 
 Region = Tensor | tuple[float, float, float, float]
 

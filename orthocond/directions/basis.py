@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from orthocond._checks import at_least_float32, check_count, check_floating, check_not_negative
 from orthocond.directions._generator import (
     ImageGenerator,
     Region,
@@ -14,7 +15,6 @@ from orthocond.directions._generator import (
     generate,
     latents,
 )
-from orthocond.matrix._common import at_least_float32, check_count, check_floating, check_not_negative
 
 TIE_TOL = 0.01
 
@@ -25,7 +25,7 @@ class Directions:
 
     Eigenvectors of equal eigenvalues are any rotation of each other: where a weight is orthogonal, as the paper wants
     it, the directions of `sefa` are arbitrary. So importances that are equal count as `ties`, and a group of ties is a
-    subspace, not a list of meanings. Neighbours tie where :math:`\lambda_i - \lambda_{i+1} \le t \lambda_i`, or where
+    subspace, not a list of meanings. Neighbors tie where :math:`\lambda_i - \lambda_{i+1} \le t \lambda_i`, or where
     both are zero up to rounding; what ties in a chain is one group.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
+from orthocond._checks import check_choice, check_count, check_not_negative
 from orthocond.directions._generator import (
     ImageGenerator,
     draws_noise,
@@ -16,7 +17,6 @@ from orthocond.directions._generator import (
     seeded,
 )
 from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors
-from orthocond.matrix._common import check_choice, check_count, check_not_negative
 from orthocond.matrix.decompose import eigh
 
 # Central differences are off by h² (truncation) and eps / h (rounding): h = eps^(1/3) balances the two.
@@ -112,7 +112,7 @@ def derivative_of(generator: ImageGenerator, z: Tensor, kind: str, name: str) ->
 
 
 def gram_matrices(
-    derivative: Derivative, z: Tensor, batch_size: int, masks: list[Tensor] | None = None, grey: bool = False
+    derivative: Derivative, z: Tensor, batch_size: int, masks: list[Tensor] | None = None, gray: bool = False
 ) -> list[Tensor]:
     r"""Averages of :math:`J^T J` over latents and pixels, float64 ``(d, d)``, for each mask ``(H, W)`` of pixels."""
     d = z.shape[1]
@@ -120,7 +120,7 @@ def gram_matrices(
     sums: list[Tensor] = []
     for seed, part in enumerate(z.split(max(1, batch_size // d))):
         pushed = torch.cat([derivative.push(part, v, seed) for v in eye.split(max(1, batch_size // len(part)))])
-        if grey:
+        if gray:
             pushed = pushed.mean(2, keepdim=True)
         regions = [pushed] if masks is None else [pushed[..., mask] for mask in masks]
         columns = [region.flatten(1).double() for region in regions]

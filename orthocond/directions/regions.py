@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from orthocond._checks import check_choice, check_count, check_not_negative
 from orthocond.directions._generator import ImageGenerator, Region, check_mask, evaluating, generate, latents
 from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors
 from orthocond.directions.jacobian import derivative_of, gram_matrices
-from orthocond.matrix._common import check_choice, check_count, check_not_negative
 from orthocond.matrix.decompose import eigh
 
 _STOP, _MOST_ITERATIONS = 1e-7, 10_000  # of the authors
@@ -102,7 +102,7 @@ def _low_rank(inside: Tensor, outside: Tensor, sparsity: float, relax: int) -> t
     return (found * (inside @ found)).sum(0), found
 
 
-def _generalised(inside: Tensor, outside: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _generalized(inside: Tensor, outside: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Solutions of ``M_f n = λ M_b n`` by the Cholesky factor of ``M_b``."""
     eye = torch.eye(len(outside), dtype=outside.dtype, device=outside.device)
     factor, failed = torch.linalg.cholesky_ex(outside + ridge * outside.trace() * eye)
@@ -126,7 +126,7 @@ def region_directions(
     sparsity: float | None = None,
     relax: int = 0,
     ridge: float = 1e-3,
-    grey: bool = False,
+    gray: bool = False,
     derivative: str = "auto",
     tie_tol: float = TIE_TOL,
     batch_size: int = 64,
@@ -143,7 +143,7 @@ def region_directions(
       solutions of :math:`M_f n = \lambda (M_b + r \operatorname{tr}(M_b) I)\, n`. Needs no rank, and gives as many
       directions as dimensions. They are not orthogonal to each other.
 
-    The authors of LowRankGAN average the colours first (``grey=True``), which misses a change of hue, and take a
+    The authors of LowRankGAN average the colors first (``gray=True``), which misses a change of hue, and take a
     sparsity of 1/60 for their 512 dimensions. At the minimum of robust PCA that leaves nothing of low rank in up to 60
     dimensions. The default, :math:`2 / \sqrt{d}` in a random rotation of the latents, found the right rank from 4 to
     128 dimensions up to a quarter of them; for a rest of the image of higher rank take ``"resefa"``.
@@ -157,7 +157,7 @@ def region_directions(
         sparsity: Of ``"lowrank"``: weight of the sparse part; None takes :math:`2 / \sqrt{d}`.
         relax: Of ``"lowrank"``: dimensions added to the null space, for more freedom and more change of the rest.
         ridge: Of ``"resefa"``: r. With 0, as the authors offer too, dead latents make the quotient infinite.
-        grey: Whether to average colours first.
+        gray: Whether to average colors first.
         derivative: As in `jacobian_directions`.
         tie_tol: Relative tolerance of ties; see `Directions`.
         batch_size: Images in one call of the generator, counted with their derivatives.
@@ -201,7 +201,7 @@ def region_directions(
         raise ValueError(f"{name} needs a rest of the image that stays; the mask covers all. Use jacobian_directions.")
     with evaluating(generator):
         found = derivative_of(generator, z, derivative, name)
-        inside, outside = gram_matrices(found, z, batch_size, [region, ~region], grey)
+        inside, outside = gram_matrices(found, z, batch_size, [region, ~region], gray)
     if not inside.any():
         raise ValueError(f"{name}: the region does not change with the latents at all. Choose another region.")
     if method == "lowrank":
@@ -210,7 +210,7 @@ def region_directions(
         else:
             values, vectors = eigh(inside)
     else:
-        values, vectors = _generalised(inside, outside, ridge)
+        values, vectors = _generalized(inside, outside, ridge)
     if k is not None and k > len(values):
         raise ValueError(f"{name}(method='lowrank') finds a region of rank {len(values)} here; got k={k}.")
     return from_eigenvectors(values, vectors, z.dtype, k, method, tie_tol)

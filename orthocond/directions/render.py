@@ -1,4 +1,4 @@
-"""Pictures of traversals: sheets of labelled rows, and animations."""
+"""Pictures of traversals: sheets of labeled rows, and animations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orthocond._checks import check_choice, check_count
 from orthocond.directions.basis import Directions
-from orthocond.directions.traverse import STEPS, check_steps
-from orthocond.matrix._common import check_choice, check_count
+from orthocond.directions.traversal import STEPS, check_steps
 
 _LEAST_TILE = 96  # pixels: smaller images are enlarged by a whole factor
 _GAP = 4
@@ -174,7 +174,7 @@ def gif(
         subtitle = f"step {_sigma(value)}" + (", unchanged" if mode == "add" and value == 0 else "")
         frames.append(_sheet([section], heads, None, title or directions.method, subtitle))
     frames += frames[-2:0:-1]
-    # One palette for all frames: else the same colour flickers from frame to frame.
+    # One palette for all frames: else the same color flickers from frame to frame.
     palette = _pillow()[0].new("RGB", (frames[0].width, frames[0].height * len(frames)))
     for i, frame in enumerate(frames):
         palette.paste(frame, (0, i * frame.height))
@@ -319,8 +319,8 @@ def _sheet(sections: list[_Section], heads: list[list[str]], marked: int | None,
         center = left + pitch * column + (pitch - _GAP) / 2
         for i, part in enumerate(head):
             chosen = column == marked
-            colour = _ACCENT if chosen else (_TEXT if i == 0 else _FAINT)
-            draw.text((center, top + line * i), part, colour, bold if chosen else text, anchor="ma")
+            color = _ACCENT if chosen else (_TEXT if i == 0 else _FAINT)
+            draw.text((center, top + line * i), part, color, bold if chosen else text, anchor="ma")
     y = body
     for section in sections:
         if section.heading:

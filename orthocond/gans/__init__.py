@@ -4,7 +4,7 @@ A generator is any callable ``G(z)`` that maps latents ``(N, z_dim)`` to images 
 attribute ``z_dim``; a discriminator is any callable that maps images to N logits.
 """
 
-from orthocond.gans.augment import augment
+from orthocond.gans.augmentation import augment
 from orthocond.gans.eigengan import EigenBlock, EigenDiscriminator, EigenGenerator, SubspaceLayer
 from orthocond.gans.ema import EMA
 from orthocond.gans.noise import same_noise

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from orthocond.matrix._common import check_count, check_floating
+from orthocond._checks import check_count, check_floating
 
 
 def check_size(size: int, caller: str) -> int:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from orthocond._checks import check_count
 from orthocond.gans._common import check_images, check_latent, check_size, normal
-from orthocond.matrix._common import check_count
 
 _SLOPE = 0.2
 
@@ -105,7 +105,7 @@ class EigenGenerator(nn.Module):
         \phi_i = (l_i \circ z_i)\, U_i + \mu_i, \quad
         h \leftarrow f_{i1}(h + s_{i1}(\phi_i)), \quad h \leftarrow f_{i2}(h + s_{i2}(\phi_i)),
 
-    with transposed convolutions f after a leaky ReLU and s without. There is no normalisation.
+    with transposed convolutions f after a leaky ReLU and s without. There is no normalization.
 
     The noise is drawn anew at each call from torch's random state, unless it is given: pass ``noise`` or ``generator``,
     or call `same_noise` where several latents need the same one.
@@ -222,7 +222,7 @@ class EigenGenerator(nn.Module):
 
 
 class EigenDiscriminator(nn.Module):
-    """The discriminator of EigenGAN: convolutions and leaky ReLUs, no normalisation.
+    """The discriminator of EigenGAN: convolutions and leaky ReLUs, no normalization.
 
     A 7x7 convolution; log2(size) - 2 times a 3x3 convolution and one of stride 2 that doubles the channels; one more;
     two linear layers on the 4 x 4 features.

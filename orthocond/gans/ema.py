@@ -66,7 +66,7 @@ class EMA:
         if others:
             raise ValueError(
                 f"EMA.update needs the model that it was made of; {others[0]!r} is not in both. Unwrap it, or make the "
-                "EMA after parametrisations."
+                "EMA after parametrizations."
             )
         for name, average in averages.items():
             average.lerp_(parameters[name].to(average.device), 1 - decay)

@@ -1,4 +1,4 @@
-"""What discriminator and generator minimise, and gradient penalties of the discriminator."""
+"""What discriminator and generator minimize, and gradient penalties of the discriminator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from orthocond._checks import check_count, check_floating, check_not_negative
 from orthocond.gans._common import uniform
-from orthocond.matrix._common import check_count, check_floating, check_not_negative
 
 Discriminator = Callable[[Tensor], Tensor]
 
@@ -170,7 +170,7 @@ def gradient_penalty(
     r"""Penalty of the discriminator's gradient between real and generated images.
 
     :math:`E\,(\|\nabla_x d(\hat x)\| - c)^2` at :math:`\hat x = t\,x_{real} + (1 - t)\,x_{fake}`, t uniform for each
-    pair. With c = 1 the penalty of WGAN-GP; with c = 0 the zero-centred one.
+    pair. With c = 1 the penalty of WGAN-GP; with c = 0 the zero-centered one.
 
     Args:
         discriminator: Maps images ``(N, ...)`` to logits with N entries.

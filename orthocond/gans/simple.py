@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from orthocond._checks import check_choice, check_count
 from orthocond.gans._common import check_images, check_latent, check_size
-from orthocond.matrix._common import check_choice, check_count
 
 _SLOPE = 0.2
-_EPS = 1e-6  # of the instance normalisations, as in the original
+_EPS = 1e-6  # of the instance normalizations, as in the original
 
 
 class SimpleGenerator(nn.Module):
     r"""The generator of the vanilla GAN: one linear projection of the latent, then blocks that double the resolution.
 
     The first layer is a transposed convolution on a 1 x 1 image, hence linear, :math:`h = W^T z + b`, with neither
-    normalisation nor activation after it. Its weight ``(z_dim, C, 4, 4)`` is the matrix ``(z_dim, 16 C)`` of
+    normalization nor activation after it. Its weight ``(z_dim, C, 4, 4)`` is the matrix ``(z_dim, 16 C)`` of
     `matrix_view`, one row for each latent: what the treatments and SeFa act on. A block is a convolution without bias,
-    an affine instance normalisation and a leaky ReLU; the end is a 3x3 convolution and tanh.
+    an affine instance normalization and a leaky ReLU; the end is a 3x3 convolution and tanh.
 
     Args:
         size: Height and width of the images, a power of two of at least 8.
@@ -26,7 +26,7 @@ class SimpleGenerator(nn.Module):
             pixels, 8, 4, 2, 1, 1 at 64, and 4, 2, 1, 1 at 32.
         channels: Channels at 4, 8, ..., ``size`` pixels instead.
         blocks: ``"transposed"``: 4x4 transposed convolutions of stride 2, as in the original. ``"upsample"``: nearest
-            neighbours and a 3x3 convolution: fewer parameters, no checkerboard.
+            neighbors and a 3x3 convolution: fewer parameters, no checkerboard.
         image_channels: Channels of the images.
 
     Attributes:
@@ -105,15 +105,15 @@ def _block(in_channels: int, out_channels: int, kind: str) -> nn.Sequential:
 class SimpleDiscriminator(nn.Module):
     """The discriminator of the vanilla GAN: 4x4 convolutions of stride 2 down to 4 x 4 features.
 
-    The original has instance normalisations and ReLUs after all convolutions but the first, and two linear layers,
+    The original has instance normalizations and ReLUs after all convolutions but the first, and two linear layers,
     between which there is a ReLU up to 64 pixels and, at 128, nothing. ``norm=False`` is what trains well on a
-    laptop: leaky ReLUs, biases, no normalisation, one linear layer.
+    laptop: leaky ReLUs, biases, no normalization, one linear layer.
 
     Args:
         size: Height and width of the images, a power of two of at least 8.
         width: Channels of the first convolution; each of the others doubles them.
         channels: Channels at ``size / 2``, ``size / 4``, ..., 4 pixels instead.
-        norm: Whether to normalise, as in the original.
+        norm: Whether to normalize, as in the original.
         image_channels: Channels of the images.
 
     Raises:

@@ -25,7 +25,7 @@ _FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, batches: Pipeline, count: int = _BATCHES) -> None:
-    """Take the running statistics of batch normalisation, plain and decorrelated, anew with the weights as they are.
+    """Take the running statistics of batch normalization, plain and decorrelated, anew with the weights as they are.
 
     Running averages lag behind weights that move. That is nothing at the end of a long schedule, but after a short one
     it can outweigh what the weights themselves are worth, above all for whitening: a direction that has just left the
@@ -69,7 +69,7 @@ def assess(run: Run, *, root: str | None = None) -> dict[str, Any]:
     restored = load_model(run, root=root)
     model, config = restored.model, restored.config
     train = pipeline(config, restored.pair.train, train=True)
-    # As in training: normalised by the statistics of the training images.
+    # As in training: normalized by the statistics of the training images.
     held_out = replace(train, data=restored.pair.held_out, train=False)
     values: dict[str, Any] = {"step": restored.step} | evaluate(model, held_out)._asdict()
     if restored.network.svd_layer is not None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from orthocond._checks import check_choice, check_count
 from orthocond.layers import CovariancePool2d
-from orthocond.matrix._common import check_choice, check_count
 
 _STEMS = ("imagenet", "cifar")
 
@@ -24,7 +24,7 @@ class ResNet(nn.Module):
         stem_norm: Makes the norm layer after the first convolution from its number of channels, for example
             ``DecorrelatedBatchNorm2d``; all others are ``nn.BatchNorm2d``.
         pool: Covariance pooling in place of average pooling, after a 1x1 convolution to ``reduction`` channels with
-            batch normalisation and ReLU.
+            batch normalization and ReLU.
         reduction: Number of channels whose covariance is pooled.
         last_stride: Stride of the last stage: 2, or 1 for four times as many positions to pool.
         width: Width of the first stage; each stage has twice that of the one before. The stem has 64 channels whatever

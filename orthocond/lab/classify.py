@@ -18,7 +18,7 @@ from orthocond.lab.networks import Network, build
 from orthocond.lab.presets import Classification, Data
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
-from orthocond.lab.synchronise import synchronise
+from orthocond.lab.synchronize import synchronize
 from orthocond.matrix import solver_failures
 from orthocond.monitor import ConditionMonitor
 from orthocond.steps import Treatment
@@ -66,7 +66,7 @@ def load_data(data: Data, root: str | None = None) -> Pair:
 
 
 def pipeline(config: Classification, images: ImageData, *, train: bool, rank: int = 0, world_size: int = 1) -> Pipeline:
-    """The batches of a configuration, with images normalised by their own mean and deviation."""
+    """The batches of a configuration, with images normalized by their own mean and deviation."""
     mean, std = images.statistics()
     data = config.data
     return Pipeline(
@@ -122,7 +122,7 @@ def train(
     """Train a classifier in a run folder, from its last checkpoint if there is one.
 
     Under torchrun every process calls this. Batches are divided among the processes and statistics of batch
-    normalisation taken over all of them, so that their number changes nothing but the rounding.
+    normalization taken over all of them, so that their number changes nothing but the rounding.
 
     Args:
         config: The configuration.
@@ -175,7 +175,7 @@ class _Training:
         self.steps = min(schedule.epochs * self.epoch_steps, schedule.steps or 2**62)
         module, pre_svd = self.network.module, self.network.pre_svd
         if accelerator.num_processes > 1:
-            synchronise(module)
+            synchronize(module)
             self.layout = torch.contiguous_format
         else:
             self.layout = torch.channels_last  # a third faster on CPUs; DDP wants gradients laid out as its buckets

@@ -23,11 +23,11 @@ from orthocond.lab.presets import Classification, preset
 from orthocond.lab.runs import Run
 
 METHODS = {
-    "svd": "decorrelated batch normalisation, untreated",
+    "svd": "decorrelated batch normalization, untreated",
     "nog": "the nearest orthogonal gradient for the convolution before it",
     "nog+ow+olr": "also an orthogonal weight, and the step length that keeps it so",
 }
-_COLOURS = {"svd": "#000000", "nog": "#0072B2", "nog+ow+olr": "#D55E00"}  # of Okabe and Ito
+_COLORS = {"svd": "#000000", "nog": "#0072B2", "nog+ow+olr": "#D55E00"}  # of Okabe and Ito
 _SHORT = {"schedule.steps": 6, "schedule.batch_size": 16, "data.limit": 96, "data.held_out": 96, "log_every": 1}
 _SEEN = 24  # sprites in the report
 _LAST = 0.2  # part of the training over which the numbers of the table are medians
@@ -169,7 +169,7 @@ def _words(rows: Mapping[str, Row], config: Classification) -> Sequence[str]:
     eps = config.model.eps
     return [
         "P is the covariance of the 64 channels after the first convolution. That convolution sees 3 x 3 pixels of 3 "
-        f"colours, 27 numbers, so P has rank {svd.rank} of 64 whatever the weight is: it is singular, and its own "
+        f"colors, 27 numbers, so P has rank {svd.rank} of 64 whatever the weight is: it is singular, and its own "
         "condition number is infinite. Two finite ones are shown.",
         f"κ(P + εI) is that of the matrix that the layer takes a root of. As the smallest eigenvalue of it is ε = "
         f"{eps:g}, it measures how large P is: {_compared(full.condition, svd.condition)} with all treatments, "
@@ -181,7 +181,7 @@ def _words(rows: Mapping[str, Row], config: Classification) -> Sequence[str]:
         "κ on the range, largest over smallest eigenvalue that is not zero, measures how unequal the directions are: "
         f"{_compared(full.condition_on_range, svd.condition_on_range)} with all treatments, "
         f"{_compared(nog.condition_on_range, svd.condition_on_range)} with nog alone. An orthogonal weight passes on "
-        "the κ of the images' own patches, no less: neighbouring pixels are alike.",
+        "the κ of the images' own patches, no less: neighboring pixels are alike.",
         f"Accuracies are {', '.join(f'{row.accuracy:.1f} % ({name})' for name, row in rows.items())}, with refreshed "
         f"statistics {', '.join(f'{row.recalibrated:.1f} %' for row in rows.values())}; guessing gives 8.3 %. This is "
         "one seed of one small problem: a difference of a few points is chance. `orthocond table` "
@@ -217,7 +217,7 @@ def _figure(metrics: Mapping[str, Sequence[Mapping[str, Any]]], eps: float) -> b
         axes = figure.add_subplot(2, 2, place)
         for name, lines in metrics.items():
             points = [(line["step"], line[key]) for line in lines if key in line]
-            axes.plot(*zip(*points, strict=True), label=name, color=_COLOURS[name], linewidth=1.6)
+            axes.plot(*zip(*points, strict=True), label=name, color=_COLORS[name], linewidth=1.6)
         axes.set_title(title, fontsize=10, loc="left")
         axes.grid(True, color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
@@ -251,8 +251,8 @@ _PAGE = """<!doctype html>
 </style>
 <h1>What treatments do to an SVD layer</h1>
 <p>A small ResNet learned to tell {classes} classes of sprites apart, {steps} steps with each method. Its first
-normalisation is a decorrelated one: it whitens its 64 channels with the inverse square root of their covariance P.</p>
-<p><img class="sprites" src="data:image/png;base64,{sprites}" alt="Sprites: coloured shapes on grey, with noise"></p>
+normalization is a decorrelated one: it whitens its 64 channels with the inverse square root of their covariance P.</p>
+<p><img class="sprites" src="data:image/png;base64,{sprites}" alt="Sprites: colored shapes on gray, with noise"></p>
 <ul>{methods}</ul>
 <div class="wide"><table><tr>{header}</tr>{rows}</table></div>
 <p>ε = {eps:g}. Condition numbers and rank are medians of the last {last:.0f} % of the training. OLR is the part of the

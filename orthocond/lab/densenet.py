@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from orthocond.matrix._common import check_choice, check_count
+from orthocond._checks import check_choice, check_count
 
 _DEPTHS = (6, 12, 24, 16)
 

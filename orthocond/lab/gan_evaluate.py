@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, sefa, strip, traverse
 from orthocond.lab.config import config_hash, from_json
 from orthocond.lab.data import FACTORS, Pipeline, read_factors
-from orthocond.lab.data.images import centre_crop
+from orthocond.lab.data.images import center_crop
 from orthocond.lab.gan_methods import latent_layers
 from orthocond.lab.gan_networks import call, load_generator, sample
 from orthocond.lab.gan_presets import Generation
@@ -25,6 +25,7 @@ from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.runs.metrics import json_safe
 from orthocond.matrix import matrix_view
+from orthocond.matrix.spectra import singular_spectrum
 from orthocond.metrics import (
     FrechetDistance,
     VariationalPredictability,
@@ -34,7 +35,6 @@ from orthocond.metrics import (
     inception_extractor,
     plot_effect_matrix,
 )
-from orthocond.spectrum import singular_spectrum
 
 Kind = Literal["own", "sefa", "jacobian", "axes"]
 
@@ -73,7 +73,7 @@ def own_directions(generator: nn.Module) -> dict[str, Directions]:
     if hasattr(generator, "subspaces"):
         return {"eigengan": eigengan_directions(generator)}
     (layer,) = latent_layers(generator)
-    return {"axes": axes(int(generator.z_dim)), "sefa": sefa(layer, normalise=False)}  # type: ignore[arg-type]
+    return {"axes": axes(int(generator.z_dim)), "sefa": sefa(layer, normalize=False)}  # type: ignore[arg-type]
 
 
 def find_directions(generator: nn.Module, kind: Kind = "own", k: int | None = None) -> Directions:
@@ -98,7 +98,7 @@ def find_directions(generator: nn.Module, kind: Kind = "own", k: int | None = No
         layers = latent_layers(generator)
         if len(layers) > 1:
             raise ValueError("SeFa needs one projection of all latents; EigenGAN has one for each layer. Use its own.")
-        return sefa(layers[0], normalise=False, k=k).measure(generator)
+        return sefa(layers[0], normalize=False, k=k).measure(generator)
     found = axes(size) if kind == "axes" else next(iter(own_directions(generator).values()))
     found = found.measure(generator)
     assert found.effect is not None
@@ -135,7 +135,7 @@ def evaluate(
 
     For each set of directions (see `own_directions`; at the scale of a laptop, of images other than sprites, the first
     set only): predictability, activeness, and for sprites the scores against the true factors and their effect matrix,
-    unless fewer than 100 of the images show anything coloured. Of the axes also by how much they score above rotated
+    unless fewer than 100 of the images show anything colored. Of the axes also by how much they score above rotated
     ones: an orthogonal weight alone does not tell them apart. Besides, condition and singular values of the weights
     that meet the latents; for sprites mean and deviation of the factors beside those of the training images; for other
     images, or with an extractor, the Fréchet distance.
@@ -241,14 +241,14 @@ class _Truth:
         images = load_images(config.data, root).images
         assert isinstance(images, Tensor)
         self.samples = samples
-        self.real = self.read(centre_crop(images, config.data.size)).double()
+        self.real = self.read(center_crop(images, config.data.size)).double()
         self.spread = self.real.std(0)
 
     @staticmethod
     def read(images: Tensor) -> Tensor:
         """The factors of real and of generated images.
 
-        Colour that is hardly visible counts as grey: faint noise all over the background would move the centroid to the
+        Color that is hardly visible counts as gray: faint noise all over the background would move the centroid to the
         middle. The hue is shifted, so that it jumps where no sprite is.
         """
         pixels = images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
@@ -315,7 +315,7 @@ def _distance(
         data = load_images(config.data, root)
         data = data.sample(min(images, len(data)))  # the same for all seeds
         for batch in Pipeline(data=data, batch_size=_BATCH, train=False).batches():
-            distance.update(centre_crop(batch.images, config.data.size), real=True)
+            distance.update(center_crop(batch.images, config.data.size), real=True)
         distance.save_reference(path)
     for part in _fakes(generator, images):
         distance.update(part, real=False)

@@ -22,7 +22,7 @@ STEPS = {
 }
 RIVALS = {
     "hp": "the Hessian Penalty: latents that act on the image apart from each other",
-    "orojar": "Orthogonal Jacobian regularisation: latents that move the image in orthogonal directions",
+    "orojar": "Orthogonal Jacobian regularization: latents that move the image in orthogonal directions",
     "lvp": "latent variational predictability: latents whose change a network can tell from the images",
 }
 NAMES = ("none", "ol", "ow", "nog", "olr", "nog+olr", "hp", "orojar", "lvp")
@@ -149,7 +149,7 @@ def rival_penalty(
 
 
 def _feature_layers(generator: nn.Module) -> list[nn.Module]:
-    """The layers at which the paper's comparison penalises: convolutions, or EigenGAN's blocks."""
+    """The layers at which the paper's comparison penalizes: convolutions, or EigenGAN's blocks."""
     for name in ("convolutions", "blocks"):
         if layers := getattr(generator, name, None):
             return list(layers)

@@ -44,7 +44,7 @@ class GanModel:
         max_channels: Of ``eigengan``, their limit.
         blocks: Of ``simple``, how its generator doubles the resolution.
         discriminator_width: Channels of the discriminator's first convolution.
-        discriminator_norm: Of ``simple``, whether its discriminator normalises.
+        discriminator_norm: Of ``simple``, whether its discriminator normalizes.
     """
 
     name: str = "simple"
@@ -66,7 +66,7 @@ class GanMethod:
     Attributes:
         name: ``none``, or parts joined by ``+``: ``ol`` or ``ow`` for the weight, ``nog`` for the gradient, ``olr`` for
             the step length, and one of the rivals ``hp``, ``orojar``, ``lvp``.
-        olr: ``exact`` minimises the distance to orthogonality over the step, ``newton`` makes one step towards that,
+        olr: ``exact`` minimizes the distance to orthogonality over the step, ``newton`` makes one step towards that,
             ``paper`` is the paper's formula.
         olr_gain: The weight should be this multiple of an orthogonal matrix; None takes its present scale, so that
             only its condition counts. Not for the paper's formula.
@@ -78,7 +78,7 @@ class GanMethod:
             mean over the pixels, OroJaR relative to the squared norm, so that neither depends on sizes, and LVP with
             its own cross-entropy.
         hp_weight: Factor of the Hessian Penalty.
-        orojar_weight: Factor of the Orthogonal Jacobian regularisation.
+        orojar_weight: Factor of the Orthogonal Jacobian regularization.
         lvp_weight: Factor of latent variational predictability.
         rival_batch: Latents of a step, over all processes, for which a rival's penalty is computed; None takes all.
     """
@@ -98,7 +98,7 @@ class GanMethod:
 
 @dataclass(frozen=True)
 class GanObjective:
-    """What the two networks minimise.
+    """What the two networks minimize.
 
     Attributes:
         name: The pair of losses; ``hinge-saturating`` is EigenGAN's.
@@ -108,7 +108,7 @@ class GanObjective:
         penalty_weight: Its factor. The literature's γ of R1 is twice this.
         penalty_interval: It is computed at every so many-th step.
         penalty_scaled: Whether it is multiplied by that, so that its weight means the same for all intervals.
-        augment: Functions of `orthocond.gans.augment` for what the discriminator sees.
+        augment: Functions of `orthocond.gans.augmentation` for what the discriminator sees.
         augment_probability: With which each of them is applied.
         augment_each: Whether that is decided for each ``image`` or, as in the authors' EigenGAN, for the ``batch``.
     """

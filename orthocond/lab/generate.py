@@ -25,7 +25,7 @@ from orthocond.gans import (
     r1,
 )
 from orthocond.lab.data import SHAPES, ImageData, Pipeline, Sprites, load, sprites
-from orthocond.lab.data.images import centre_crop
+from orthocond.lab.data.images import center_crop
 from orthocond.lab.devices import make_accelerator, now
 from orthocond.lab.gan_methods import latent_layers, make_predictor, rival_penalty, treat_steps, weight_penalty
 from orthocond.lab.gan_networks import Networks, call, prepare, sample
@@ -34,7 +34,7 @@ from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
 from orthocond.lab.runs.files import write_atomically
 from orthocond.matrix import matrix_view
-from orthocond.spectrum import singular_spectrum
+from orthocond.matrix.spectra import singular_spectrum
 
 _OBJECTIVES: dict[str, Objective] = {
     "non-saturating": NonSaturating(),
@@ -120,12 +120,12 @@ def stepper(config: Generation, images: ImageData, run: Run) -> Callable[[], flo
     training = _Training(config, run, accelerator, images, prepare(config), None, None)
     guard = Guard(run, training.generator, signals=())
     steps = itertools.count(2)  # the first step of a training is logged
-    optimise, seconds = training.steppers[1].step, 0.0
+    optimize, seconds = training.steppers[1].step, 0.0
 
     def timed() -> None:
         nonlocal seconds
         start = now()
-        optimise()
+        optimize()
         seconds = now() - start
 
     def step() -> float:
@@ -261,7 +261,7 @@ class _Training:
         if index == 0 or not hasattr(self, "batches"):
             self.batches = self.pipeline.batches(epoch, index)
         images = next(self.batches).images.to(self.accelerator.device, non_blocking=True)
-        return centre_crop(images, self.config.data.size)
+        return center_crop(images, self.config.data.size)
 
     def _learning_rate(self, step: int) -> float:
         schedule = self.config.schedule
@@ -300,7 +300,7 @@ class _Training:
         if factor:
             losses["discriminator_penalty"] = self._gradient_penalty(real, fake, random)
             loss = loss + factor * losses["discriminator_penalty"]
-        self._optimise(0, self.judged, loss, step, guard)
+        self._optimize(0, self.judged, loss, step, guard)
         return losses
 
     def _gradient_penalty(self, real: Tensor, fake: Tensor, random: torch.Generator) -> Tensor:
@@ -332,12 +332,12 @@ class _Training:
         if found := [x for x in extra if x is not None]:
             losses["method_penalty"] = torch.stack(found).sum()
             loss = loss + losses["method_penalty"]
-        self._optimise(1, self.drawn, loss, step, guard)
+        self._optimize(1, self.drawn, loss, step, guard)
         for parameter in self.judged:
             parameter.requires_grad_(True)
         return losses
 
-    def _optimise(self, which: int, parameters: list[nn.Parameter], loss: Tensor, step: int, guard: Guard) -> None:
+    def _optimize(self, which: int, parameters: list[nn.Parameter], loss: Tensor, step: int, guard: Guard) -> None:
         self.steppers[which].zero_grad()
         self.accelerator.backward(loss)
         if self.world_size > 1:

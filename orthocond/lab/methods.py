@@ -20,12 +20,12 @@ from orthocond.weights import (
 )
 
 BASES = {
-    "bn": "ordinary batch normalisation, or average pooling: no SVD layer",
+    "bn": "ordinary batch normalization, or average pooling: no SVD layer",
     "svd": "the SVD layer, untreated",
     "ns": "the SVD layer with Newton-Schulz iterations instead of a decomposition",
 }
 WEIGHTS = {
-    "sn": "spectral normalisation of the weight",
+    "sn": "spectral normalization of the weight",
     "ol": "a loss that pulls the weight towards orthogonality",
     "ow": "an orthogonal weight",
     "wi": "a weight that starts by whitening its input (beyond the paper)",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from orthocond.matrix._common import check_choice, check_count
+from orthocond._checks import check_choice, check_count
 
 # Expansion of the width, channels, number of blocks, stride of the first.
 STAGES = (

@@ -107,14 +107,14 @@ def _of_user(model: Model, method: Method, classes: int, batch: Tensor, plain: b
             norms = [n for n, layer in layers.items() if isinstance(layer, nn.BatchNorm2d)]
             raise ValueError(
                 f"{model.name} has {len(found)} SVD layers{'' if not found else ': ' + ', '.join(found)}. Name the one "
-                f"to treat, or the batch normalisation to replace, by --model.meta-layer; it has "
+                f"to treat, or the batch normalization to replace, by --model.meta-layer; it has "
                 f"{', '.join(norms) or 'no BatchNorm2d'}."
             )
         name = found[0]
     if name not in layers:
         raise ValueError(f"{model.name} has no layer {name!r}.{nearest(name, layers)}")
     if isinstance(layers[name], SVDLayer) and plain:
-        raise ValueError(f"The method bn needs a network with a batch normalisation; {name} is an SVD layer.")
+        raise ValueError(f"The method bn needs a network with a batch normalization; {name} is an SVD layer.")
     if isinstance(layers[name], SVDLayer):
         layers[name].solver = solver(method)
     elif not plain:

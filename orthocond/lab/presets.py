@@ -49,9 +49,9 @@ class Model:
         width: Width of the first stage (ResNet), growth (DenseNet), features (MobileNet); None for the network's own.
         reduction: Channels whose covariance is pooled.
         last_stride: Stride of the last stage of a ResNet.
-        eps: Ridge of decorrelated batch normalisation; 1e-2 is that of the authors' release. Covariances are pooled
+        eps: Ridge of decorrelated batch normalization; 1e-2 is that of the authors' release. Covariances are pooled
             without one.
-        meta_layer: Of your own network, the name of its SVD layer, or of the batch normalisation to replace by one;
+        meta_layer: Of your own network, the name of its SVD layer, or of the batch normalization to replace by one;
             None finds the only SVD layer.
         pre_svd: Name of the layer before it; None finds it by the flow of data.
     """
@@ -73,9 +73,9 @@ class Method:
     """Which treatments.
 
     Attributes:
-        name: ``bn``, ``svd``, ``ns``, or treatments of the SVD layer's neighbour joined by ``+``: one of ``sn``,
+        name: ``bn``, ``svd``, ``ns``, or treatments of the SVD layer's neighbor joined by ``+``: one of ``sn``,
             ``ol``, ``ow``, ``wi``, ``mow`` for the weight, ``nog`` for the gradient, ``olr`` for the step length.
-        olr: ``exact`` minimises the distance to orthogonality over the step, ``newton`` makes one step towards that,
+        olr: ``exact`` minimizes the distance to orthogonality over the step, ``newton`` makes one step towards that,
             ``paper`` is the paper's formula.
         ow: ``stiefel``: the matrix of the weight is orthogonal. ``skewconv``: the convolution is, as in the authors'
             release.
@@ -215,7 +215,7 @@ def names() -> tuple[str, ...]:
 def preset(name: str, scale: Scale = "laptop") -> Classification:
     """The configuration of a preset.
 
-    ``dbn-…`` replaces the batch normalisation after the first convolution by a decorrelated one, ``gcp-…`` average
+    ``dbn-…`` replaces the batch normalization after the first convolution by a decorrelated one, ``gcp-…`` average
     pooling by covariance pooling. At the scale of the paper the numbers are the paper's; at that of a laptop network,
     images and epochs are small enough for minutes on one core, and the code is the same. ``dbn-sprites-small`` has one
     scale.

@@ -1,15 +1,15 @@
-"""Meta-layers that decompose a covariance: whitening, covariance pooling, colouring (paper: section 6.1)."""
+"""Meta-layers that decompose a covariance: whitening, covariance pooling, coloring (paper: section 6.1)."""
 
 from orthocond.layers.base import SVDLayer
-from orthocond.layers.colouring import WhitenColor2d, whiten_color
-from orthocond.layers.convert import convert_batchnorm, convert_sync
-from orthocond.layers.pooling import CovariancePool2d, covariance_pool
-from orthocond.layers.whitening import (
+from orthocond.layers.batchnorm import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNorm3d,
     whiten,
 )
+from orthocond.layers.coloring import WhitenColor2d, whiten_color
+from orthocond.layers.convert import convert_batchnorm, convert_sync
+from orthocond.layers.pooling import CovariancePool2d, covariance_pool
 
 __all__ = [
     "CovariancePool2d",

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orthocond._checks import at_least_float32, check_floating, without_autocast
 from orthocond.matrix import Eigh, Solver
-from orthocond.matrix._common import at_least_float32, check_floating, without_autocast
 from orthocond.matrix.solver import check_solver
 
 Observer = Callable[[Tensor], None]

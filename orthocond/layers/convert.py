@@ -1,11 +1,11 @@
-"""Turn the batch normalisations of a model into decorrelated ones, and those into synchronised ones."""
+"""Turn the batch normalizations of a model into decorrelated ones, and those into synchronized ones."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from orthocond.layers.whitening import (
+from orthocond.layers.batchnorm import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNorm3d,
@@ -29,7 +29,7 @@ def convert_batchnorm(
     solver: Solver = _EIGH,
     average: str = "covariance",
 ) -> nn.Module:
-    """Replace batch normalisations by decorrelated ones that start from the same parameters and statistics.
+    """Replace batch normalizations by decorrelated ones that start from the same parameters and statistics.
 
     In evaluation the model computes the same as before, until training changes the statistics: the variances become a
     diagonal covariance. Weights and biases are the same objects, so an optimizer that owns them still does.
@@ -43,10 +43,10 @@ def convert_batchnorm(
         average: As for `DecorrelatedBatchNorm2d`.
 
     Returns:
-        The model, or the new layer if ``module`` is itself a batch normalisation.
+        The model, or the new layer if ``module`` is itself a batch normalization.
 
     Raises:
-        ValueError: If a name is not that of a batch normalisation, or there is none at all.
+        ValueError: If a name is not that of a batch normalization, or there is none at all.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
@@ -94,23 +94,23 @@ def _twin(old: Any, groups: int, solver: Solver, average: str) -> _DecorrelatedB
 
 
 def convert_sync(module: nn.Module, process_group: Any = None) -> nn.Module:
-    """Make all decorrelated batch normalisations of a model use the statistics of all processes.
+    """Make all decorrelated batch normalizations of a model use the statistics of all processes.
 
     The counterpart of ``nn.SyncBatchNorm.convert_sync_batchnorm``, which leaves these layers alone. With one process,
-    or none initialised, nothing changes in what they compute.
+    or none initialized, nothing changes in what they compute.
 
     Args:
         module: A model, changed in place.
-        process_group: The processes to synchronise with; None means all.
+        process_group: The processes to synchronize with; None means all.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: If the model has no decorrelated batch normalisation.
+        ValueError: If the model has no decorrelated batch normalization.
 
     Example:
-        >>> convert_sync(DecorrelatedBatchNorm2d(8)).synchronise
+        >>> convert_sync(DecorrelatedBatchNorm2d(8)).synchronize
         True
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _DecorrelatedBatchNorm)]
@@ -120,5 +120,5 @@ def convert_sync(module: nn.Module, process_group: Any = None) -> nn.Module:
             "Put them in first, for example with convert_batchnorm."
         )
     for layer in layers:
-        layer.synchronise, layer.process_group = True, process_group
+        layer.synchronize, layer.process_group = True, process_group
     return module

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from orthocond._checks import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
     SVDLayer,
     blame_features,
@@ -12,7 +13,6 @@ from orthocond.layers.base import (
     with_rank_tolerance,
 )
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
-from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.matrix.solver import check_solver
 
 _EIGH = Eigh()
@@ -26,7 +26,7 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
     ``(d, N)`` features of an image.
 
     With fewer positions than channels P is singular, and a decomposition returns noise for its zero eigenvalues, whose
-    root and, above all, gradient is large. Here they never appear: with Z the centred features over :math:`\sqrt N`,
+    root and, above all, gradient is large. Here they never appear: with Z the centered features over :math:`\sqrt N`,
     so that :math:`P = Z Z^T`, the default solver decomposes the smaller :math:`Z^T Z` and returns
     :math:`P^{1/2} = Z (Z^T Z)^{-1/2} Z^T`, and eigenvalues below the rounding of the features count as zero. The
     gradient to the features is exact, and can be differentiated twice.
@@ -60,7 +60,7 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
     check_choice(output, "covariance_pool(output=...)", _OUTPUTS)
     check_solver(solver, "covariance_pool")
     x = _check_positions(x, "covariance_pool", 3)
-    return _pool(_centred(x, solver), x, output, check_not_negative(eps, "covariance_pool(eps=...)"), solver)
+    return _pool(_centered(x, solver), x, output, check_not_negative(eps, "covariance_pool(eps=...)"), solver)
 
 
 def _check_positions(x: object, name: str, dims: tuple[int, ...] | int) -> Tensor:
@@ -72,7 +72,7 @@ def _check_positions(x: object, name: str, dims: tuple[int, ...] | int) -> Tenso
     return x
 
 
-def _centred(x: Tensor, solver: Solver) -> Tensor:
+def _centered(x: Tensor, solver: Solver) -> Tensor:
     """Z of shape ``(B, d, N)`` whose product with its transpose is the covariance, in the working precision."""
     # What approximates the root gains nothing from float64, and its matrix products are the cost of the layer.
     approximate = isinstance(solver, (NewtonSchulz, Pade, Taylor))
@@ -138,7 +138,7 @@ class CovariancePool2d(SVDLayer):
         self.eps = check_not_negative(eps, "CovariancePool2d(eps=...)")
 
     def forward(self, x: Tensor) -> Tensor:
-        z = _centred(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
+        z = _centered(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
         if self.training and self.observer is not None:
             with torch.no_grad(), without_autocast(x.device):
                 self._observe((z @ z.mT).double())

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from orthocond._distributed import sum_across
 from orthocond.layers.base import add_affine_, affine
-from orthocond.layers.synchronise import sum_across
 
 # Entries that are converted to float64 and multiplied at a time: half a megabyte, which stays in a core's cache.
 _CHUNK = 2**16
@@ -21,7 +21,7 @@ class Moments(NamedTuple):
     samples: int | Tensor
 
 
-def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool = False) -> tuple[Tensor, Moments]:
+def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronize: bool = False) -> tuple[Tensor, Moments]:
     r"""Mean :math:`\mu` and covariance :math:`E[(x - \mu)(x - \mu)^T]` of each group of channels.
 
     They are accumulated in float64 from one pass over the features, and keep no copy of them for the gradient, which
@@ -31,7 +31,7 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool 
         x: Features ``(batch, C, positions)``.
         groups: Number of equal groups of channels.
         group: Process group; None is the default group.
-        synchronise: Whether the samples of all processes of the group count.
+        synchronize: Whether the samples of all processes of the group count.
 
     Returns:
         The features, to be used from here on, and their moments. The gradient of both then meets in one place, where
@@ -39,12 +39,12 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronise: bool 
     """
     count = x.shape[0] * x.shape[2]
     size = x.shape[1] // groups
-    if count or not synchronise:
+    if count or not synchronize:
         x, mean, covariance = _Moments.apply(x, groups)
     else:  # a process without samples still takes part in the sum, and in its gradient
         mean = x.sum((0, 2), dtype=torch.float64)
         covariance = mean.new_zeros(groups, size, size)
-    if not synchronise:
+    if not synchronize:
         return x, Moments(mean, covariance, count)
     # In float64 the raw second moment loses nothing that float32 features have, so that one message is enough.
     raw = covariance + _outer(mean, groups)

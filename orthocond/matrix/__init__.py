@@ -1,16 +1,13 @@
 """Square roots, inverse square roots and polar factors of batches of matrices, with gradients that stay right."""
 
-from typing import NamedTuple
-
-from torch import Tensor
-
-from orthocond.matrix._common import check_not_negative, check_square, without_autocast
 from orthocond.matrix.decompose import SolverFailures, solver_failures
+from orthocond.matrix.eigh import Eigh
 from orthocond.matrix.iterative import NewtonSchulz, Pade, Taylor
-from orthocond.matrix.literature import SVD
-from orthocond.matrix.polar import polar
-from orthocond.matrix.solver import Solver, check_solver
-from orthocond.matrix.spectral import Eigh
+from orthocond.matrix.polar_factor import polar
+from orthocond.matrix.roots import SquareRoots, inv_sqrtm, sqrtm, square_roots
+from orthocond.matrix.solver import Solver
+from orthocond.matrix.spectra import Spectrum, singular_spectrum, spectrum
+from orthocond.matrix.svd import SVD
 from orthocond.matrix.view import matrix_view
 
 __all__ = [
@@ -23,132 +20,12 @@ __all__ = [
     "SquareRoots",
     "Taylor",
     "inv_sqrtm",
+    "Spectrum",
     "matrix_view",
     "polar",
+    "singular_spectrum",
     "solver_failures",
+    "spectrum",
     "sqrtm",
     "square_roots",
 ]
-
-_EIGH = Eigh()
-
-
-class SquareRoots(NamedTuple):
-    """Both roots of one matrix."""
-
-    sqrt: Tensor
-    inv_sqrt: Tensor
-
-
-def sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
-    r"""Square root of symmetric positive semi-definite matrices.
-
-    Returns the symmetric positive semi-definite :math:`Q = (A + \varepsilon I)^{1/2}`, so that
-    :math:`Q Q = A + \varepsilon I`. It normalises the covariance in global covariance pooling.
-
-    With the default solver the gradient :math:`X` of a loss with gradient :math:`G` at the root solves
-    :math:`Q X + X Q = G`: it divides by sums of root eigenvalues, never by differences of eigenvalues, is exact where
-    they repeat and can be differentiated again. Between two directions of eigenvalue zero, where the root has no
-    derivative, it is 0; directions of zero variance carry no gradient to the features behind a covariance either.
-
-    Args:
-        a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. Of one that is not symmetric the symmetric
-            part ``(a + a.mT) / 2`` is taken; the gradient is always symmetric.
-        eps: Ridge added to every eigenvalue, at least 0.
-        solver: How to compute it: `Eigh`, `SVD`, `NewtonSchulz`, `Pade`, `Taylor`, or a `Solver` of your own.
-
-    Returns:
-        The square roots, with shape, dtype and device of ``a``.
-
-    Raises:
-        TypeError: If ``a`` is not a real floating-point tensor or ``solver`` is not a `Solver`.
-        ValueError: If ``a`` is not square, not finite or has negative eigenvalues, or ``eps`` is negative.
-        RuntimeError: If the decomposition fails in all its attempts.
-
-    Accuracy:
-        Relative error of about machine epsilon, of float64 where the condition number is above 1e3.
-
-    Example:
-        >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
-        >>> q = sqrtm(a)
-        >>> bool(torch.dist(q @ q, a) < 1e-6)
-        True
-
-    References:
-        Song, Sebe, Wang (2022), appendix A. Higham, *Functions of Matrices* (2008), chapter 6.
-    """
-    return _roots(a, eps, solver, ("sqrt",), "sqrtm")[0]
-
-
-def inv_sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
-    r"""Inverse square root of symmetric positive definite matrices.
-
-    Returns the symmetric :math:`S = (A + \varepsilon I)^{-1/2}`, so that :math:`S (A + \varepsilon I) S = I`. It is
-    the whitening matrix of decorrelated batch normalisation. Where the matrix is singular and ``eps`` is 0, it is the
-    root of the pseudo-inverse.
-
-    The gradient of the default solver has the factors :math:`-1 / (r_i r_j (r_i + r_j))` with r the roots of the
-    eigenvalues: exact where eigenvalues repeat, where ``torch.linalg.eigh`` gives NaN, and twice differentiable.
-
-    Args:
-        a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. Of one that is not symmetric the symmetric
-            part ``(a + a.mT) / 2`` is taken; the gradient is always symmetric.
-        eps: Ridge added to every eigenvalue, at least 0.
-        solver: How to compute it: `Eigh`, `SVD`, `NewtonSchulz`, `Pade`, `Taylor`, or a `Solver` of your own.
-
-    Returns:
-        The inverse square roots, with shape, dtype and device of ``a``.
-
-    Raises:
-        TypeError: If ``a`` is not a real floating-point tensor or ``solver`` is not a `Solver`.
-        ValueError: If ``a`` is not square, not finite or has negative eigenvalues, or ``eps`` is negative.
-        RuntimeError: If the decomposition fails in all its attempts.
-
-    Accuracy:
-        Relative error of about machine epsilon times the condition number, of float64 where that is above 1e3.
-
-    Example:
-        >>> a = torch.eye(2, requires_grad=True)  # repeated eigenvalues: autograd through torch.linalg.eigh gives nan
-        >>> inv_sqrtm(a).sum().backward()
-        >>> a.grad
-        tensor([[-0.5000, -0.5000],
-                [-0.5000, -0.5000]])
-
-    References:
-        Song, Sebe, Wang (2022), appendix A. Higham, *Functions of Matrices* (2008), chapter 6.
-    """
-    return _roots(a, eps, solver, ("inv_sqrt",), "inv_sqrtm")[0]
-
-
-def square_roots(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> SquareRoots:
-    """Square root and inverse square root from one decomposition, for whitening and colouring.
-
-    Args:
-        a: Matrices ``(*, n, n)``, as for `sqrtm`.
-        eps: Ridge added to every eigenvalue, at least 0.
-        solver: How to compute them.
-
-    Returns:
-        A named tuple with the fields ``sqrt`` and ``inv_sqrt``.
-
-    Raises:
-        TypeError: As `sqrtm`.
-        ValueError: As `sqrtm`.
-        RuntimeError: As `sqrtm`.
-
-    Example:
-        >>> roots = square_roots(torch.diag(torch.tensor([4.0, 9.0])))
-        >>> roots.sqrt.diagonal(), roots.inv_sqrt.diagonal()
-        (tensor([2., 3.]), tensor([0.5000, 0.3333]))
-    """
-    return SquareRoots(*_roots(a, eps, solver, ("sqrt", "inv_sqrt"), "square_roots"))
-
-
-def _roots(a: Tensor, eps: float, solver: Solver, kinds: tuple[str, ...], name: str) -> tuple[Tensor, ...]:
-    a = check_square(a, name)
-    eps = check_not_negative(eps, f"{name}(eps=...)")
-    check_solver(solver, name)
-    if a.numel() == 0:
-        return tuple(a.clone() for _ in kinds)
-    with without_autocast(a.device):
-        return solver.roots(a, eps, kinds)

@@ -1,6 +1,6 @@
 """Square roots by matrix products: Newton-Schulz iteration, Padé and Taylor approximants (paper: section 2.1).
 
-They approximate: a small eigenvalue comes out too large, which regularises. The precision table in the documentation
+They approximate: a small eigenvalue comes out too large, which regularizes. The precision table in the documentation
 gives their error at each condition number.
 """
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_count, symmetric_part
+from orthocond._checks import add_ridge, at_least_float32, check_choice, check_count, symmetric_part
 from orthocond.matrix.solver import DifferentiableOnce, Solver
 
 # Steps of the sign iteration that solves the Lyapunov equation of the backward pass, as in the literature. A step
-# multiplies a small eigenvalue of the normalised root by 1.5: those below 1.5^-8 = 0.04 do not converge.
+# multiplies a small eigenvalue of the normalized root by 1.5: those below 1.5^-8 = 0.04 do not converge.
 _LYAPUNOV_STEPS = 8
 
 
@@ -37,7 +37,7 @@ class NewtonSchulz(Solver):
     :math:`Z \leftarrow T Z`; the root is :math:`\sqrt c\, Y` and the inverse root :math:`Z / \sqrt c`. Matrix products
     alone, so it suits GPUs; the gradient is that of the iteration itself, to any order.
 
-    With N steps an eigenvalue below about :math:`1.5^{-2N} c` does not converge: 5 steps regularise, 20 solve.
+    With N steps an eigenvalue below about :math:`1.5^{-2N} c` does not converge: 5 steps regularize, 20 solve.
 
     Attributes:
         steps: Number of iterations.

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from orthocond.matrix._common import check_count, check_floating
+from orthocond._checks import check_count, check_floating
 
 
 def matrix_view(weight: Tensor, groups: int = 1) -> Tensor:

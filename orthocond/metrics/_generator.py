@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthocond.matrix._common import check_count, check_floating
+from orthocond._checks import check_count, check_floating
 
 Generator = Callable[[Tensor], Tensor]
 """Any callable ``G(z) -> images (n, C, H, W)`` with an integer attribute ``z_dim``; values in [-1, 1]."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthocond.matrix._common import check_count, check_not_negative
+from orthocond._checks import check_count, check_not_negative
 from orthocond.metrics._generator import Generator, check_directions, images_of, latent_size
 from orthocond.metrics.boosting import Boosting
 from orthocond.metrics.factors import (
@@ -301,7 +301,7 @@ def plot_effect_matrix(
         target: Path of the file to write, or matplotlib axes to draw on; None makes a new figure.
         labels: Names of the directions; None numbers them.
         title: Title of the figure.
-        largest: Value of the darkest colour; None takes the largest effect. Give the same to figures to compare.
+        largest: Value of the darkest color; None takes the largest effect. Give the same to figures to compare.
 
     Returns:
         The axes.

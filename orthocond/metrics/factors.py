@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orthocond.matrix._common import check_choice, check_count, check_floating
+from orthocond._checks import check_choice, check_count, check_floating
 from orthocond.metrics.boosting import Boosting, quantile_bins
 
 _BINNINGS = ("width", "quantile")
@@ -261,9 +261,9 @@ def _modularity(information: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    centred = x - x.mean(0)
+    centered = x - x.mean(0)
     # The rounding of the mean must not become a column of norm 1.
-    return torch.where(constant_columns(x), 0, centred / centred.norm(dim=0).clamp(min=1e-300))
+    return torch.where(constant_columns(x), 0, centered / centered.norm(dim=0).clamp(min=1e-300))
 
 
 def constant_columns(x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orthocond.layers.synchronise import several_processes
+from orthocond._checks import check_floating, check_square, symmetric_part, without_autocast
+from orthocond._distributed import several_processes
 from orthocond.matrix import decompose
-from orthocond.matrix._common import check_floating, check_square, symmetric_part, without_autocast
 from orthocond.metrics.inception import InceptionExtractor
 from orthocond.metrics.moments import FeatureMoments, join_across
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orthocond._checks import check_choice, check_count, check_not_negative
 from orthocond.matrix import matrix_view
-from orthocond.matrix._common import check_choice, check_count, check_not_negative
+from orthocond.matrix.spectra import Spectrum, singular_spectrum
 from orthocond.metrics._generator import Generator, check_directions, images_of, latent_size
 from orthocond.metrics.frechet import short_count
-from orthocond.spectrum import Spectrum, singular_spectrum
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _FORWARD = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -116,7 +116,7 @@ def path_length(
     .. math:: E\left[ \varepsilon^{-2}\, d\big(G(z(t)),\, G(z(t + \varepsilon))\big) \right], \qquad
         z(t) = \frac{\sin (1 - t) \omega}{\sin \omega} z_0 + \frac{\sin t \omega}{\sin \omega} z_1
 
-    with :math:`z_0, z_1 \sim N(0, I)` at the angle :math:`\omega`. The latents are not normalised, so the path stays
+    with :math:`z_0, z_1 \sim N(0, I)` at the angle :math:`\omega`. The latents are not normalized, so the path stays
     where normal latents are.
 
     Args:

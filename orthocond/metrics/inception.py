@@ -19,7 +19,7 @@ class InceptionExtractor(nn.Module):
     """Features of FID: pixels as 8-bit RGB, resized to 299 (bilinear), ``(x - 128) / 128``, Inception-v3, pooled.
 
     Make one with `inception_extractor`. Images are uint8 ``(n, C, H, W)``, or floating-point in [-1, 1], which are
-    rounded to 8 bits first, as if they had been saved; grey ones (C = 1) count as RGB. The resizing is that of the
+    rounded to 8 bits first, as if they had been saved; gray ones (C = 1) count as RGB. The resizing is that of the
     2015 network: no antialiasing, corners not aligned.
 
     Args:

@@ -35,8 +35,8 @@ class FeatureMoments:
         """The moments of features ``(n, d)``."""
         x = features.double()
         mean = x.mean(0) if len(x) else x.new_zeros(x.shape[1])
-        centred = x - mean
-        return cls(len(x), mean, centred.mT @ centred)
+        centered = x - mean
+        return cls(len(x), mean, centered.mT @ centered)
 
     @property
     def features(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orthocond.matrix._common import check_choice, check_count, check_not_negative
+from orthocond._checks import check_choice, check_count, check_not_negative
 from orthocond.metrics._generator import Generator, check_directions, images_of, latent_size, parameter_of
 from orthocond.metrics.frechet import short_count
 from orthocond.metrics.inception import to_8_bits

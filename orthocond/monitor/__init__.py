@@ -1,6 +1,6 @@
 """What happens to the conditioning of a model, in training and at one look (paper: the conditioning figures)."""
 
-from orthocond.monitor.diagnose import diagnose
+from orthocond.monitor.diagnosing import diagnose
 from orthocond.monitor.diagnosis import Advice, Diagnosis, LayerDiagnosis
 from orthocond.monitor.history import History
 from orthocond.monitor.monitor import ConditionMonitor

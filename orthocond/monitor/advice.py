@@ -13,7 +13,7 @@ from orthocond.weights._common import CONVOLUTIONS
 
 # Condition numbers from which advice is given. At 100 the approximate inverse roots are off by 30 % and more, and the
 # gradient of P^-1/2 is a thousand times larger in the weakest direction than in the strongest. Many weights have 1,000
-# from their initialisation on.
+# from their initialization on.
 _HIGH = 100.0
 _HIGH_WEIGHT = 1e4
 # Condition number up to which an output is as good as white.
@@ -63,7 +63,7 @@ def _of_svd_layer(row: LayerDiagnosis, module: SVDLayer, path: str) -> Iterator[
         exact = isinstance(module.solver, Eigh) and row.eps == 0
         yield Advice(text + (" Zero eigenvalues are left out, in the gradient too." if exact else ""))
     if isinstance(module.solver, (NewtonSchulz, Pade, Taylor)) and (row.condition or 0) > _HIGH:
-        text = f"{module.solver} is a regulariser at condition {number(row.condition)}, not a root. The exact one:"
+        text = f"{module.solver} is a regularizer at condition {number(row.condition)}, not a root. The exact one:"
         yield Advice(text, f"{path}.solver = oc.Eigh()")
 
 

@@ -36,7 +36,7 @@ class LayerDiagnosis:
         condition: Condition number of the covariance with the ridge.
         condition_on_range: Condition number of the covariance on its range.
         eps: The ridge.
-        gradient_rank: Rank of the gradient of the weight; of a parametrised weight, of its raw parameter.
+        gradient_rank: Rank of the gradient of the weight; of a parametrized weight, of its raw parameter.
         gradient_condition: Condition number of that gradient.
         feeds: SVD layers whose Pre-SVD layer it is.
         fed_by: Pre-SVD layers of this SVD layer.

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but missing from the stubs
 
 from orthocond.matrix import matrix_view
+from orthocond.matrix.spectra import Spectrum, rank_tolerance, summarize
 from orthocond.monitor.history import QUANTITIES, Record
-from orthocond.spectrum import Spectrum, rank_tolerance, summarise
 
 # Bytes of matrices that wait for their decomposition: enough for hundreds of steps, little beside any model.
 _WAITING = 2**24
@@ -83,7 +83,7 @@ def gram_matrices(tensor: Tensor, groups: int) -> tuple[Tensor, float]:
 
 def summary(values: Tensor, eps: float, tol: float) -> Spectrum:
     """The `Spectrum` of ascending eigenvalues ``(*, n)``."""
-    return summarise(values.flip(-1), values.shape[-1], eps, tol)
+    return summarize(values.flip(-1), values.shape[-1], eps, tol)
 
 
 def _eigenvalues(matrices: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class History(list[Record]):
     ``step``                Steps of the optimizer since the start, from 0
     ``layer``               Name of the watched layer
     ``size``                Dimension d of its covariance P
-    ``matrices``            How many covariances the values below summarise: groups, images, parts of a batch
+    ``matrices``            How many covariances the values below summarize: groups, images, parts of a batch
     ``rank``                Rank of P
     ``largest``             Largest eigenvalue of P
     ``smallest``            Smallest eigenvalue of P; 0 if singular
@@ -53,7 +53,7 @@ class History(list[Record]):
     ======================  ==========================================================================================
 
     Of several matrices the first five are medians (the lower one of two), and with ``_worst`` appended the least
-    favourable: the least rank and smallest eigenvalue, the most of the others. What does not apply is None.
+    favorable: the least rank and smallest eigenvalue, the most of the others. What does not apply is None.
     """
 
     def layers(self) -> list[str]:

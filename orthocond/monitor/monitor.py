@@ -12,13 +12,13 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from orthocond._checks import check_count, check_not_negative
 from orthocond.layers import SVDLayer
 from orthocond.matrix import solver_failures
-from orthocond.matrix._common import check_count, check_not_negative
 from orthocond.monitor.facts import Facts
 from orthocond.monitor.features import covariance_of
 from orthocond.monitor.history import KEYS, History, Path_, Record, ScalarWriter
-from orthocond.monitor.plot import plot
+from orthocond.monitor.plotting import plot
 from orthocond.monitor.run import is_compiled
 from orthocond.monitor.trace import PreSVDLayer, Trace, describe, find_layer, svd_layers, unwrap
 from orthocond.steps.treatment import attached
@@ -39,7 +39,7 @@ class ConditionMonitor:
 
     Covariances are those that the layers compute anyway in training forwards; evaluation is not recorded. A step is one
     of the optimizer that moves the Pre-SVD weight. Gradients are read when that step begins, before the treatments of
-    `treat`: accumulated, averaged by DDP, unscaled, and not yet made orthogonal. Of a parametrised weight the weight
+    `treat`: accumulated, averaged by DDP, unscaled, and not yet made orthogonal. Of a parametrized weight the weight
     that the layer uses counts, and the gradient of its raw parameter. Weights are read before the step too. Of a step
     with a closure no gradient is read, as there is none when it begins. Loops without a torch optimizer call `step`.
 

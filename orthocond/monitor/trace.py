@@ -124,9 +124,9 @@ def pre_svd_layer(model: nn.Module, svd_layer: nn.Module | str, batch: Any) -> P
     """Find the layer whose weight makes the features of an SVD layer: the paper's Pre-SVD layer.
 
     From the input of the SVD layer the autograd graph is followed back to the first products with a weight, through
-    whatever lies between: normalisation, activations, pooling, additions. Of several the last one in the flow of data
+    whatever lies between: normalization, activations, pooling, additions. Of several the last one in the flow of data
     counts, so that of a residual block with an identity shortcut it is the last convolution of the block. Weights that
-    are parametrised, frozen, or used in functional calls are found too.
+    are parametrized, frozen, or used in functional calls are found too.
 
     It takes one forward in training mode; modes, buffers and random state of the model are then as before.
 
@@ -286,7 +286,7 @@ class Trace:
 
 
 def _owners(model: nn.Module) -> dict[int, PreSVDLayer]:
-    """Module and attribute of each parameter, by its id; those behind a parametrised weight belong to that weight."""
+    """Module and attribute of each parameter, by its id; those behind a parametrized weight belong to that weight."""
     layers = named_layers(model)
     owners: dict[int, PreSVDLayer] = {}
     for name, module in layers.items():

@@ -13,8 +13,8 @@ from torch import Tensor
 _THIRD, _TWO_THIRDS = (cmath.exp(2j * math.pi * k / 3) for k in (1, 2))  # of a turn
 
 
-def minimiser(coefficients: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """Global minimiser over ``[low, high]``, or over all numbers; no value is read on the host.
+def minimizer(coefficients: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    """Global minimizer over ``[low, high]``, or over all numbers; no value is read on the host.
 
     Args:
         coefficients: e1 to e4, ``(*, 4)`` in float64.
@@ -22,7 +22,7 @@ def minimiser(coefficients: Tensor, low: Tensor | None = None, high: Tensor | No
         high: Upper ends ``(*)``, or None.
 
     Returns:
-        The minimisers ``(*)``; ``high``, or 0, where the quartic is 0.
+        The minimizers ``(*)``; ``high``, or 0, where the quartic is 0.
     """
     e4 = coefficients[..., 3:]
     unit = _not_zero(e4).pow(0.25)
@@ -55,13 +55,13 @@ def cubic_roots(e3: Tensor, e2: Tensor, e1: Tensor) -> Tensor:
     return (u - p / _not_zero(u)).real - shift
 
 
-def minimiser_by_numbers(coefficients: Tensor, low: float, high: float) -> Tensor:
-    """`minimiser` over an interval in Python's numbers: on a CPU a tenth of the time of tensors with one element."""
-    found = [_minimiser(row, low, high) for row in coefficients.reshape(-1, 4).tolist()]
+def minimizer_by_numbers(coefficients: Tensor, low: float, high: float) -> Tensor:
+    """`minimizer` over an interval in Python's numbers: on a CPU a tenth of the time of tensors with one element."""
+    found = [_minimizer(row, low, high) for row in coefficients.reshape(-1, 4).tolist()]
     return torch.tensor(found, dtype=coefficients.dtype).reshape(coefficients.shape[:-1])
 
 
-def _minimiser(coefficients: list[float], low: float, high: float) -> float:
+def _minimizer(coefficients: list[float], low: float, high: float) -> float:
     e1, e2, e3, e4 = coefficients
     unit = e4**0.25 or 1.0
     e1, e2, e3 = e1 / unit, e2 / unit**2, e3 / unit**3

@@ -151,11 +151,11 @@ def find_weight(target: nn.Module | Tensor, history: int) -> Weight:
     if not isinstance(parameter, Tensor):
         raise TypeError(f"treat needs modules or parameters; got {type(parameter).__name__}.")
     if is_lazy(parameter):
-        raise RuntimeError(f"treat needs an initialised weight; run one batch through the {name} first.")
+        raise RuntimeError(f"treat needs an initialized weight; run one batch through the {name} first.")
     if not parameter.is_leaf:
         raise ValueError(
             f"treat needs a parameter; got a computed tensor of shape {tuple(parameter.shape)}. Pass the module: of a "
-            "parametrised weight the raw parameter is treated."
+            "parametrized weight the raw parameter is treated."
         )
     if not parameter.requires_grad:
         raise ValueError(
@@ -176,7 +176,7 @@ def _weight_of(module: nn.Module) -> Tensor:
     if parametrize.is_parametrized(module, "weight"):
         originals = module.parametrizations["weight"]  # type: ignore[index]
         if not hasattr(originals, "original"):
-            raise ValueError(f"{kind}.weight is parametrised by several parameters; pass the one to treat.")
+            raise ValueError(f"{kind}.weight is parametrized by several parameters; pass the one to treat.")
         return originals.original
     weight = module._parameters.get("weight")
     if weight is None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orthocond.matrix._common import can_read_freely, check_choice, check_floating, without_autocast
-from orthocond.steps._quartic import minimiser, minimiser_by_numbers
+from orthocond._checks import can_read_freely, check_choice, check_floating, without_autocast
+from orthocond.steps._quartic import minimizer, minimizer_by_numbers
 
 _FORMS = ("exact", "newton", "paper")
 
@@ -19,7 +19,7 @@ class OptimalLR:
     With W the weight before the step, D the direction in which the optimizer moves it (momentum, Adam's scaling and
     weight decay included) and lr the learning rate of its group, the step is :math:`W - \eta D` with
 
-    - ``"exact"``: the global minimiser over :math:`\eta \in [\text{floor} \cdot lr, lr]` of
+    - ``"exact"``: the global minimizer over :math:`\eta \in [\text{floor} \cdot lr, lr]` of
       :math:`E(\eta) = \|(W - \eta D)(W - \eta D)^T - g^2 I\|_F^2`, a quartic. For tall W the Gram matrix is
       :math:`(W - \eta D)^T (W - \eta D)`, the one that can be the identity.
     - ``"newton"``: one Newton step of E from 0, clipped to the same interval; lr where E is not convex at 0.
@@ -33,7 +33,7 @@ class OptimalLR:
     Args:
         form: ``"exact"``, ``"newton"`` or ``"paper"``.
         gain: The weight should be ``gain`` times an orthogonal matrix. None takes the present scale of the weight,
-            :math:`g = \|W\|_F / \sqrt{r}`: then only its condition counts, as before a normalisation that undoes any
+            :math:`g = \|W\|_F / \sqrt{r}`: then only its condition counts, as before a normalization that undoes any
             scale. Not for the paper's form.
         floor: Least step as a fraction of lr, in [0, 1]. Not for the paper's form.
         guard: Whether the paper's form needs :math:`\eta^\star > 0`, as in its authors' code. False is the switch as
@@ -92,12 +92,12 @@ class OptimalLR:
         """`rate` from `coefficients`."""
         if not isinstance(lr, Tensor):
             if self.form == "exact" and can_read_freely(coefficients) and not torch.is_grad_enabled():
-                return minimiser_by_numbers(coefficients, self.floor * lr, lr)
+                return minimizer_by_numbers(coefficients, self.floor * lr, lr)
             # Not torch.tensor, which would wait for the device.
             lr = torch.full((), lr, dtype=torch.float64, device=coefficients.device)
         lr = lr.to(coefficients).expand(coefficients.shape[:-1])
         if self.form == "exact":
-            return minimiser(coefficients, self.floor * lr, lr)
+            return minimizer(coefficients, self.floor * lr, lr)
         if self.form == "newton":
             return torch.clamp(_newton(coefficients), self.floor * lr, lr)
         rate = _paper(coefficients)
@@ -107,7 +107,7 @@ class OptimalLR:
 def optimal_lr(weight: Tensor, direction: Tensor, *, form: str = "exact", gain: float | None = 1.0) -> Tensor:
     r"""Step length for which ``weight - η direction`` is nearest to orthogonal, over all real η.
 
-    ``"exact"`` is the global minimiser of :math:`E(\eta) = \|(W - \eta D)(W - \eta D)^T - g^2 I\|_F^2` (of the
+    ``"exact"`` is the global minimizer of :math:`E(\eta) = \|(W - \eta D)(W - \eta D)^T - g^2 I\|_F^2` (of the
     smaller Gram matrix); ``"newton"`` one Newton step of it from 0; ``"paper"`` the equation of the paper. It may be
     negative. `OptimalLR` keeps it within the learning rate.
 
@@ -145,7 +145,7 @@ def optimal_lr(weight: Tensor, direction: Tensor, *, form: str = "exact", gain: 
         raise ValueError("optimal_lr(form='paper') knows no gain; use form='exact', or leave it out.")
     coefficients = _coefficients(weight, direction, form, gain)
     if form == "exact":
-        return minimiser(coefficients)
+        return minimizer(coefficients)
     return _newton(coefficients) if form == "newton" else _paper(coefficients)
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from orthocond._checks import check_choice, check_not_negative
 from orthocond.matrix import polar
-from orthocond.matrix._common import check_choice, check_not_negative
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 _TINY = torch.finfo(torch.float64).tiny  # keeps 0 / 0 at 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orthocond.matrix._common import check_count
+from orthocond._checks import check_count
 from orthocond.steps._weight import StepStatistics, Weight, assign, batches, find_weight
 from orthocond.steps.learning_rate import OptimalLR
 from orthocond.steps.nearest import NearestOrthogonal
@@ -38,10 +38,10 @@ def treat(
        momentum and weight decay, Adam, AdamW, RMSprop, ...), and touches neither parameter group nor schedule.
 
     It acts when the step is made, not when gradients arrive, so it is right under gradient accumulation, DDP and
-    gradient scaling, where a tensor hook would orthogonalise parts of a gradient. Of a weight that fully_shard has
+    gradient scaling, where a tensor hook would orthogonalize parts of a gradient. Of a weight that fully_shard has
     sharded the whole matrix is gathered. Weights of one shape are processed as one batch.
 
-    Of a module with a parametrised weight (`orthogonal`, `spectral`, ...) the raw parameter is treated,
+    Of a module with a parametrized weight (`orthogonal`, `spectral`, ...) the raw parameter is treated,
     ``module.parametrizations.weight.original``, because the optimizer owns no other: its gradient is made orthogonal
     and its step length chosen, not those of the weight that the layer computes with.
 
@@ -186,7 +186,7 @@ class Treatment:
             if id(w.parameter) not in groups:
                 raise ValueError(
                     f"{w.name} does not belong to the optimizer, which would never move it. Pass the optimizer that "
-                    "was given this parameter; after fully_shard or a parametrisation make the optimizer anew."
+                    "was given this parameter; after fully_shard or a parametrization make the optimizer anew."
                 )
             if self.lr is not None and "lr" not in groups[id(w.parameter)]:
                 raise ValueError(f"treat(lr=...) needs parameter groups with an 'lr'; {self._optimizer_name} has none.")
@@ -212,7 +212,7 @@ class Treatment:
             return
         active = [w for w in self.weights if w.has_gradient()]
         if self.gradient is not None and self.gradient.of == "gradient":
-            self._orthogonalise_gradients(active, self.gradient, scale)
+            self._orthogonalize_gradients(active, self.gradient, scale)
         if self.lr is not None or (self.gradient is not None and self.gradient.of == "update"):
             for w in active:
                 w.before = w.parameter.detach().clone()
@@ -229,7 +229,7 @@ class Treatment:
         # An optimizer whose step calls that of its base class calls each hook twice; the second call finds nothing.
         active, self._pending = self._pending, []
         if self.gradient is not None and self.gradient.of == "update":
-            self._orthogonalise_updates(active, self.gradient)
+            self._orthogonalize_updates(active, self.gradient)
         if self.lr is not None:
             if self.lr.form != "paper":
                 self._choose_rates_by_update(active, self.lr)
@@ -238,7 +238,7 @@ class Treatment:
         for w in active:
             w.release()
 
-    def _orthogonalise_gradients(self, active: list[Weight], setting: NearestOrthogonal, scale: Tensor | None) -> None:
+    def _orthogonalize_gradients(self, active: list[Weight], setting: NearestOrthogonal, scale: Tensor | None) -> None:
         results: list[tuple[Weight, Tensor]] = []
         for batch in batches(active):
             gradients = torch.stack([w.gradient() for w in batch])
@@ -259,7 +259,7 @@ class Treatment:
         for w, nearest in results:  # only now, so that an error leaves all gradients as they were
             assign(w.parameter.grad, nearest)
 
-    def _orthogonalise_updates(self, active: list[Weight], setting: NearestOrthogonal) -> None:
+    def _orthogonalize_updates(self, active: list[Weight], setting: NearestOrthogonal) -> None:
         for w in active:  # one by one: the noise in an update depends on the weight it was taken from
             assign(w.parameter, setting.nearest_update(w.matrices_before(), w.matrices()))
 

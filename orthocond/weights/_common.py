@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from orthocond._checks import check_floating
 from orthocond.matrix import matrix_view
-from orthocond.matrix._common import check_floating
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -24,8 +24,8 @@ def find_parameter(module: nn.Module, name: str, caller: str) -> nn.Parameter:
         )
     if parametrize.is_parametrized(module, name):
         raise RuntimeError(
-            f"{caller} needs a plain parameter; {name!r} of {type(module).__name__} is already parametrised. Take the "
-            f"parametrisation off with torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first."
+            f"{caller} needs a plain parameter; {name!r} of {type(module).__name__} is already parametrized. Take the "
+            f"parametrization off with torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first."
         )
     parameter = dict(module.named_parameters(recurse=False)).get(name)
     if parameter is None:
@@ -36,7 +36,7 @@ def find_parameter(module: nn.Module, name: str, caller: str) -> nn.Parameter:
             "Linear or convolution itself, and name= if its weight has another name."
         )
     if is_lazy(parameter):
-        raise RuntimeError(f"{caller} needs an initialised {name!r}; run one batch through the lazy module first.")
+        raise RuntimeError(f"{caller} needs an initialized {name!r}; run one batch through the lazy module first.")
     check_floating(parameter, caller)
     if parameter.ndim < 2 or parameter.numel() == 0:
         raise ValueError(
@@ -47,7 +47,7 @@ def find_parameter(module: nn.Module, name: str, caller: str) -> nn.Parameter:
 
 
 def register(module: nn.Module, name: str, parametrization: nn.Module) -> nn.Module:
-    """Register a parametrisation so that it can be removed from a deep copy without harm to the original.
+    """Register a parametrization so that it can be removed from a deep copy without harm to the original.
 
     torch keeps it as a property of the module's class, which copies share, and removal deletes it there: a copy gets a
     class of its own instead.
@@ -87,7 +87,7 @@ def check_full_rank(q: Tensor, caller: str) -> None:
     if rank < size:
         raise ValueError(
             f"{caller} needs a weight of full rank, whose nearest orthogonal matrix is unique; this one has rank "
-            f"{rank} of {size}. Initialise it first, for example with torch.nn.init.orthogonal_(module.weight)."
+            f"{rank} of {size}. Initialize it first, for example with torch.nn.init.orthogonal_(module.weight)."
         )
 
 

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
+from orthocond._checks import check_not_negative, symmetric_part, without_autocast
 from orthocond.matrix import inv_sqrtm, polar, square_roots
-from orthocond.matrix._common import check_not_negative, symmetric_part, without_autocast
 from orthocond.matrix.decompose import check_finite_batch
-from orthocond.spectrum import spectrum
+from orthocond.matrix.spectra import spectrum
 from orthocond.weights._common import (
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
@@ -105,7 +105,7 @@ def whitening_init_(
         TypeError: If ``module`` is none of these layers, or a batch is not a tensor.
         ValueError: If a batch has the wrong shape, there is no data, it is constant or not finite, the weight has not
             full rank, or a setting is not valid.
-        RuntimeError: If the weight is parametrised: start it first, then treat it.
+        RuntimeError: If the weight is parametrized: start it first, then treat it.
 
     Accuracy:
         :math:`W \Sigma W^T` differs from :math:`g^2 I` by the share of the ridge in the smallest eigenvalues, and by
@@ -114,7 +114,7 @@ def whitening_init_(
     Example:
         >>> import orthocond
         >>> conv = torch.nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        >>> images = torch.randn(64, 3, 8, 8).cumsum(-1)  # neighbouring pixels are correlated
+        >>> images = torch.randn(64, 3, 8, 8).cumsum(-1)  # neighboring pixels are correlated
         >>> output = conv(images).transpose(0, 1).flatten(1)
         >>> print(f"{orthocond.spectrum(torch.cov(output)).condition:.0e}")
         2e+02
@@ -190,7 +190,7 @@ class Metric(nn.Module):
 class FollowInput:
     """Forward-pre-hook that takes the covariance of the input of each training forward into the layer's metric.
 
-    It removes itself when the parametrisation was removed. With several processes the batch is all of theirs.
+    It removes itself when the parametrization was removed. With several processes the batch is all of theirs.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -207,7 +207,7 @@ class FollowInput:
             with torch.no_grad(), without_autocast(x.device):
                 moments = _Moments(module)
                 moments.add(x)
-                moments.synchronise()
+                moments.synchronize()
                 metric.update(moments.covariance().view_as(metric.covariance))
 
 
@@ -273,15 +273,15 @@ class _Moments:
         for piece in _pieces(self.module, x.to(self.device)):
             patches = _patches(self.module, piece.double())
             mean = patches.mean(-1)
-            centred = patches - mean.unsqueeze(-1)
+            centered = patches - mean.unsqueeze(-1)
             total = self.count + patches.shape[-1]
             shift = mean - self.mean
             between = self.count * patches.shape[-1] / total * shift.unsqueeze(-1) * shift.unsqueeze(-2)
-            self.scatter += centred @ centred.mT + between
+            self.scatter += centered @ centered.mT + between
             self.mean += shift * (patches.shape[-1] / total)
             self.count = total
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Merge what all processes of the default group have seen."""
         if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
             return

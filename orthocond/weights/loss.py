@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from orthocond.matrix._common import at_least_float32, check_choice, check_count, without_autocast
+from orthocond._checks import at_least_float32, check_choice, check_count, without_autocast
 from orthocond.weights._common import eye_like, groups_of, matrices
 
 
@@ -67,7 +67,7 @@ def orthogonality_loss(
 
 
 def _weight_of(module: nn.Module) -> Tensor:
-    """The weight that the module computes with: of a parametrised one, the result of its parametrisation."""
+    """The weight that the module computes with: of a parametrized one, the result of its parametrization."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         raise ValueError(

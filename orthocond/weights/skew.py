@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthocond.matrix._common import at_least_float32, check_count, without_autocast
+from orthocond._checks import at_least_float32, check_count, without_autocast
 
 # The power-iterated norms bound the norm of the convolution by this factor times the kernel's side. The authors' 0.7
 # for 3x3 kernels keeps the skew convolution below norm 2.1; the same limit is kept here for other kernels, and the
@@ -96,7 +96,7 @@ class SkewOrthogonalConv2d(nn.Module):
         if kernel_size % 2 == 0:
             raise ValueError(
                 f"SkewOrthogonalConv2d(kernel_size=...) needs an odd number; got {kernel_size}. A kernel without "
-                "a centre is not skew-symmetric."
+                "a center is not skew-symmetric."
             )
         channels = max(in_channels * stride**2, out_channels)
         shape = (channels, channels, kernel_size, kernel_size)

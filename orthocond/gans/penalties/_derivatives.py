@@ -9,9 +9,9 @@ from torch.func import jvp
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from orthocond._checks import check_choice, check_count, check_floating, without_autocast
 from orthocond.gans._common import uniform
 from orthocond.gans.noise import same_noise
-from orthocond.matrix._common import check_choice, check_count, check_floating, without_autocast
 
 Network = Callable[[Tensor], Tensor]
 Layers = Sequence[nn.Module] | None
@@ -120,9 +120,9 @@ def _exact(run: _Run, z: Tensor, signs: list[Tensor], order: int, eps: float) ->
 
 
 class _ComposedNorms(TorchFunctionMode):
-    """Normalisations as compositions of elementary operations.
+    """Normalizations as compositions of elementary operations.
 
-    torch differentiates batch, instance and layer normalisation once in forward mode, but takes their mean and variance
+    torch differentiates batch, instance and layer normalization once in forward mode, but takes their mean and variance
     for constants when that derivative is differentiated again, in either mode (pytorch/pytorch#196699, #196700).
     """
 
@@ -144,7 +144,7 @@ def _batch_norm(
 ) -> Tensor:
     if not training:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    return _affine(_standardise(x, [0, *range(2, x.ndim)], eps), weight, bias)
+    return _affine(_standardize(x, [0, *range(2, x.ndim)], eps), weight, bias)
 
 
 def _instance_norm(
@@ -159,7 +159,7 @@ def _instance_norm(
 ) -> Tensor:
     if not use_input_stats:
         return F.instance_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    return _affine(_standardise(x, list(range(2, x.ndim)), eps), weight, bias)
+    return _affine(_standardize(x, list(range(2, x.ndim)), eps), weight, bias)
 
 
 def _layer_norm(
@@ -169,14 +169,14 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    y = _standardise(x, list(range(x.ndim - len(normalized_shape), x.ndim)), eps)
+    y = _standardize(x, list(range(x.ndim - len(normalized_shape), x.ndim)), eps)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 
 
-def _standardise(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    centred = x - x.mean(dims, keepdim=True)
-    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+def _standardize(x: Tensor, dims: list[int], eps: float) -> Tensor:
+    centered = x - x.mean(dims, keepdim=True)
+    return centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

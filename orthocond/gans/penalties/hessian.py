@@ -17,7 +17,7 @@ def hessian_penalty(
     reduction: str = "mean",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Penalise latents that act on the output together: off-diagonal entries of the Hessians.
+    r"""Penalize latents that act on the output together: off-diagonal entries of the Hessians.
 
     For each entry of the output, with H its Hessian with respect to the latents of its sample and signs v drawn at
     random, the unbiased variance of :math:`v^T H v` over the vectors estimates

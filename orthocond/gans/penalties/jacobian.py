@@ -1,4 +1,4 @@
-"""Orthogonal Jacobian regularisation, OroJaR (a rival in the paper: section 6.2)."""
+"""Orthogonal Jacobian regularization, OroJaR (a rival in the paper: section 6.2)."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def orthogonal_jacobian(
     relative: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Penalise latents that move the output in similar directions: off-diagonal entries of the Gram of the Jacobian.
+    r"""Penalize latents that move the output in similar directions: off-diagonal entries of the Gram of the Jacobian.
 
     With J the Jacobian of the output of a sample with respect to its latents and signs v drawn at random, the unbiased
     variance of :math:`\|J v\|^2` over the vectors estimates

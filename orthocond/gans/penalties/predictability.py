@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from orthocond._checks import check_choice, check_count, check_floating
 from orthocond.gans._common import check_images, check_size, normal
 from orthocond.gans.noise import same_noise
-from orthocond.matrix._common import check_choice, check_count, check_floating
 
 
 class LatentPredictor(nn.Module):
     """A small network that tells from two images which latent has changed between them.
 
-    4x4 convolutions of stride 2 with affine instance normalisation and leaky ReLU down to 4 x 4 features, then two
+    4x4 convolutions of stride 2 with affine instance normalization and leaky ReLU down to 4 x 4 features, then two
     linear layers: 2,806 parameters at 128 pixels with 30 latents, as in the paper's comparison.
 
     Args:
@@ -72,7 +72,7 @@ def latent_predictability(
     r"""The loss of predicting which latent has changed, from the image before and after.
 
     For each sample one latent i, drawn at random, changes by a normal number: :math:`z' = z + s\,\epsilon\,e_i`. The
-    loss of ``predictor(G(z), G(z'))`` against i is minimised by generator and predictor together: the generator makes
+    loss of ``predictor(G(z), G(z'))`` against i is minimized by generator and predictor together: the generator makes
     its latents easy to tell apart. The predictor's parameters need an optimizer too.
 
     Args:

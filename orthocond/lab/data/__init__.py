@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from orthocond._checks import check_count
 from orthocond.lab.data.archives import ARCHIVES, is_archive
 from orthocond.lab.data.cifar import is_cifar, read_cifar
 from orthocond.lab.data.encoded import BrokenImageError, check_on_error
@@ -14,7 +15,6 @@ from orthocond.lab.data.images import ImageData, Statistics
 from orthocond.lab.data.options import MissingSplitError, Options, nearest
 from orthocond.lab.data.pipeline import Batch, Pipeline
 from orthocond.lab.data.sprites import FACTORS, SHAPES, SpriteFactors, Sprites, read_factors, render, sprites
-from orthocond.matrix._common import check_count
 
 __all__ = [
     "load",

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from orthocond.matrix._common import check_choice
+from orthocond._checks import check_choice
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -120,7 +120,7 @@ def check_on_error(value: str) -> str:
 def decode(file: Encoded, *, size: int | None = None, resize: int | None = None) -> Tensor:
     """One image as uint8 RGB ``(3, H, W)``.
 
-    Grey images get three equal channels, 16-bit ones keep their upper 8 bits, transparent ones are laid on white, of
+    Gray images get three equal channels, 16-bit ones keep their upper 8 bits, transparent ones are laid on white, of
     animations the first frame is taken. The orientation in EXIF data is not applied.
 
     Args:
@@ -217,7 +217,7 @@ def describe_modes(modes: Counter[str]) -> list[str]:
     kinds = Counter[str]()
     for mode, count in modes.items():
         if mode != "RGB":
-            kind = "transparent" if "A" in mode else "grey" if mode[0] in "L1I" else "other"
+            kind = "transparent" if "A" in mode else "gray" if mode[0] in "L1I" else "other"
             kinds[kind] += count
-    texts = {"grey": "grey images became RGB", "transparent": "transparent images were laid on white"}
+    texts = {"gray": "gray images became RGB", "transparent": "transparent images were laid on white"}
     return [f"{count} {texts.get(kind, 'images of other modes became RGB')}" for kind, count in kinds.items() if count]

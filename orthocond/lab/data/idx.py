@@ -25,7 +25,7 @@ def is_idx(path: Path) -> bool:
 
 
 def read_idx(path: Path, options: Options, classes: tuple[str, ...] = ()) -> ImageData:
-    """Grey images of IDX files as RGB.
+    """Gray images of IDX files as RGB.
 
     Args:
         path: Folder with ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, and ``t10k-`` for the test split.
@@ -43,9 +43,9 @@ def read_idx(path: Path, options: Options, classes: tuple[str, ...] = ()) -> Ima
     if not classes:
         fashion = "fashion" in str(path).lower()
         classes = FASHION if fashion else tuple(map(str, range(int(labels.max()) + 1 if len(labels) else 0)))
-    grey = torch.from_numpy(images)[:, None]
+    gray = torch.from_numpy(images)[:, None]
     # Three equal channels as a view: the memory of one.
-    return ImageData(grey.expand(-1, 3, -1, -1), labels, classes, split, str(path), ("grey images became RGB",))
+    return ImageData(gray.expand(-1, 3, -1, -1), labels, classes, split, str(path), ("gray images became RGB",))
 
 
 def _one(path: Path, files: list[Entry], kind: str, split: str) -> Entry:

@@ -130,7 +130,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return replace(self.subset(rest), split="train"), replace(self.subset(held_out), split="val")
 
     def statistics(self, limit: int = 10_000) -> Statistics:
-        """Mean and standard deviation of each channel over all pixels, for normalisation.
+        """Mean and standard deviation of each channel over all pixels, for normalization.
 
         Args:
             limit: Largest number of images to look at, taken at random with a fixed seed.
@@ -156,7 +156,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         """Images in memory with the shorter side brought to ``size`` and the middle cut out."""
         if not isinstance(self.images, Tensor) or self.size == (size, size):
             return self
-        parts = [centre_crop(shorter_side(part, size), size) for part in self.images.split(1024)]
+        parts = [center_crop(shorter_side(part, size), size) for part in self.images.split(1024)]
         note = f"resized from {self.size[0]}x{self.size[1]}" if self.size else "resized"
         return replace(self, images=torch.cat(parts), notes=(*self.notes, note))
 
@@ -200,7 +200,7 @@ def shorter_side(images: Tensor, side: int) -> Tensor:
     return F.interpolate(images, target, mode="bilinear", antialias=True)
 
 
-def centre_crop(images: Tensor, side: int) -> Tensor:
+def center_crop(images: Tensor, side: int) -> Tensor:
     """The middle square of images ``(..., H, W)``."""
     top, left = (images.shape[-2] - side) // 2, (images.shape[-1] - side) // 2
     return images[..., top : top + side, left : left + side]

@@ -1,4 +1,4 @@
-"""From data to batches: order, augmentation and normalisation as a function of seed, epoch and index alone."""
+"""From data to batches: order, augmentation and normalization as a function of seed, epoch and index alone."""
 
 import queue
 import threading
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from orthocond._checks import check_count
 from orthocond.lab.data.encoded import EncodedImages, in_threads
-from orthocond.lab.data.images import ImageData, centre_crop, shorter_side
-from orthocond.matrix._common import check_count
+from orthocond.lab.data.images import ImageData, center_crop, shorter_side
 
 _ORDER, _AUGMENT = 0, 1  # streams of random numbers
 
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    r"""Batches of augmented, normalised images.
+    r"""Batches of augmented, normalized images.
 
     Batch i of an epoch depends on the data, the settings and ``(seed, epoch, i)`` alone: any batch can be made without
     those before it, with any number of processes, threads or batches prepared ahead. With ``world_size`` processes,
@@ -206,7 +206,7 @@ class Pipeline:
         """Squares (or the images' own shape) cut out at places given by ``dice`` in [0, 1)."""
         height, width = (self.size, self.size) if self.size else images.shape[-2:]
         if not self.train:
-            return images if self.size is None else centre_crop(images, self.size)
+            return images if self.size is None else center_crop(images, self.size)
         if self._padding:
             images = F.pad(images, (self._padding,) * 4)
         rows, columns = images.shape[-2] - height + 1, images.shape[-1] - width + 1

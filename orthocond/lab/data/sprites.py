@@ -1,4 +1,4 @@
-"""Rendered coloured shapes with known, independent, continuous factors: data with ground truth and no download."""
+"""Rendered colored shapes with known, independent, continuous factors: data with ground truth and no download."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orthocond._checks import check_count, check_not_negative
 from orthocond.lab.data.images import ImageData
 from orthocond.lab.data.options import choose_split
-from orthocond.matrix._common import check_count, check_not_negative
 
 SHAPES = ("disc", "square", "triangle", "plus")
-COLOURS = ("warm", "green", "blue")
+COLORS = ("warm", "green", "blue")
 FACTORS = {
     "x": (0.35, 0.65),
     "y": (0.35, 0.65),
@@ -26,7 +26,7 @@ FACTORS = {
 
 x, y: centroid, as a part of the side. size: square root of the area, as a part of the side, equal for all shapes.
 stretch: log2 of width over height against the plain shape. hue: from red through green to violet, short of the full
-circle, so that it does not wrap. background: grey level behind the shape.
+circle, so that it does not wrap. background: gray level behind the shape.
 """
 _COUNT = {"train": 10_000, "test": 2_000}
 _SATURATION, _VALUE = 0.8, 1.0  # constant, so that max - min of the channels is the coverage times their product
@@ -39,7 +39,7 @@ class SpriteFactors(NamedTuple):
     """What `read_factors` measures."""
 
     values: Tensor
-    """``(N, 6)``, in the order of `FACTORS`; NaN for an image in which nothing coloured is found."""
+    """``(N, 6)``, in the order of `FACTORS`; NaN for an image in which nothing colored is found."""
     shapes: Tensor
     """``(N,)``, index into `SHAPES` of the nearest shape; -1 where nothing is found."""
     residual: Tensor
@@ -105,8 +105,8 @@ def sprites(
             pixels += noise * torch.from_numpy(rng.standard_normal(pixels.shape, dtype=np.float32))
         images[part] = pixels.mul_(255).round_().clamp_(0, 255).to(torch.uint8)
     hue = factors[:, 4] / FACTORS["hue"][1]
-    labels = shapes * len(COLOURS) + (hue * len(COLOURS)).long().clamp_(max=len(COLOURS) - 1)
-    classes = tuple(f"{colour} {shape}" for shape in SHAPES for colour in COLOURS)
+    labels = shapes * len(COLORS) + (hue * len(COLORS)).long().clamp_(max=len(COLORS) - 1)
+    classes = tuple(f"{color} {shape}" for shape in SHAPES for color in COLORS)
     return Sprites(images, labels, classes, split, "sprites", factors=factors, shapes=shapes)
 
 
@@ -122,17 +122,17 @@ def render(factors: Tensor, shapes: Tensor, size: int) -> Tensor:
         Images ``(N, 3, size, size)`` in [0, 1].
     """
     cover = _cover(factors, shapes, size)[:, None]
-    colour = _colour(factors[:, 4])[:, :, None, None]
+    color = _color(factors[:, 4])[:, :, None, None]
     background = factors[:, 5, None, None, None]
-    return background + cover * (colour - background)
+    return background + cover * (color - background)
 
 
 def _cover(factors: Tensor, shapes: Tensor, size: int) -> Tensor:
-    """Part of each pixel that the shape covers, from the distance of its centre to the outline."""
+    """Part of each pixel that the shape covers, from the distance of its center to the outline."""
     x, y, side, stretch = factors[:, :4, None, None].unbind(1)
-    centres = (torch.arange(size, dtype=factors.dtype, device=factors.device) + 0.5) / size
+    centers = (torch.arange(size, dtype=factors.dtype, device=factors.device) + 0.5) / size
     wide, tall = side * torch.exp2(stretch / 2), side * torch.exp2(-stretch / 2)
-    u, v = (centres - x) / wide, (centres[:, None] - y) / tall
+    u, v = (centers - x) / wide, (centers[:, None] - y) / tall
     distance = torch.empty(len(factors), size, size, dtype=factors.dtype, device=factors.device)
     for index, shape in enumerate(SHAPES):
         chosen = shapes == index
@@ -160,7 +160,7 @@ def _distance(shape: str, u: Tensor, v: Tensor, wide: Tensor, tall: Tensor) -> T
     return torch.minimum(across, along)
 
 
-def _colour(hue: Tensor) -> Tensor:
+def _color(hue: Tensor) -> Tensor:
     phase = torch.tensor([0.0, 2.0, 1.0], dtype=hue.dtype, device=hue.device) / 3  # red, green, blue of HSV
     pure = (((hue[:, None] + phase) % 1 * 6 - 3).abs() - 1).clamp(0, 1)
     return _VALUE * (1 - _SATURATION * (1 - pure))
@@ -169,9 +169,9 @@ def _colour(hue: Tensor) -> Tensor:
 def read_factors(images: Tensor) -> SpriteFactors:
     r"""Measure the factors of sprites from their pixels, for generated images as for rendered ones.
 
-    Against a grey background the difference :math:`c` between the largest and smallest channel is proportional to the
+    Against a gray background the difference :math:`c` between the largest and smallest channel is proportional to the
     part of the pixel that is covered. Its moments give position (first), size (zeroth) and stretch
-    :math:`\tfrac12 \log_2(M_{xx} / M_{yy})`; the sum of the colours above their smallest channel gives the hue, the
+    :math:`\tfrac12 \log_2(M_{xx} / M_{yy})`; the sum of the colors above their smallest channel gives the hue, the
     smallest channel outside gives the background. The shape is the one whose sprite with these factors is nearest.
 
     Args:
@@ -202,14 +202,14 @@ def _read(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     cover = (high - low) / _CHROMA
     area = cover.sum((1, 2))
     weight = cover / area.clamp(min=1e-12)[:, None, None]
-    centres = (torch.arange(size, dtype=rgb.dtype, device=rgb.device) + 0.5) / size
-    x, y = (weight.sum(1) * centres).sum(1), (weight.sum(2) * centres).sum(1)
+    centers = (torch.arange(size, dtype=rgb.dtype, device=rgb.device) + 0.5) / size
+    x, y = (weight.sum(1) * centers).sum(1), (weight.sum(2) * centers).sum(1)
     # Antialiasing is a box of one pixel laid over the shape: its variance 1/12 is taken off again.
-    xx = (weight.sum(1) * (centres - x[:, None]).square()).sum(1) - 1 / (12 * size**2)
-    yy = (weight.sum(2) * (centres - y[:, None]).square()).sum(1) - 1 / (12 * size**2)
+    xx = (weight.sum(1) * (centers - x[:, None]).square()).sum(1) - 1 / (12 * size**2)
+    yy = (weight.sum(2) * (centers - y[:, None]).square()).sum(1) - 1 / (12 * size**2)
     stretch = (xx.clamp(min=1e-9) / yy.clamp(min=1e-9)).log2() / 2
     hue = _hue((rgb - low[:, None]).sum((2, 3)))
-    dark = _VALUE * (1 - _SATURATION)  # the smallest channel of the colour
+    dark = _VALUE * (1 - _SATURATION)  # the smallest channel of the color
     background = (low - cover * dark).sum((1, 2)) / (1 - cover).sum((1, 2)).clamp(min=1e-12)
     values = torch.stack([x, y, area.clamp(min=0).sqrt() / size, stretch, hue, background], 1)
     nothing = area < 1  # less than one pixel
@@ -219,9 +219,9 @@ def _read(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return values, shapes, residual
 
 
-def _hue(colour: Tensor) -> Tensor:
-    """Hue in [0, 1) of RGB colours whose smallest channel is 0."""
-    red, green, blue = (colour / colour.amax(1, keepdim=True).clamp(min=1e-12)).unbind(1)
+def _hue(color: Tensor) -> Tensor:
+    """Hue in [0, 1) of RGB colors whose smallest channel is 0."""
+    red, green, blue = (color / color.amax(1, keepdim=True).clamp(min=1e-12)).unbind(1)
     hue = torch.where(red >= 1, green - blue, torch.where(green >= 1, 2 + blue - red, 4 + red - green)) / 6
     return hue % 1
 

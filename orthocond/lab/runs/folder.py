@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
+from orthocond._checks import check_count
 from orthocond.lab.config import to_json
 from orthocond.lab.runs import checkpoint, ranks
 from orthocond.lab.runs.checkpoint import Checkpoint
 from orthocond.lab.runs.files import append_line, drop_half_line, explained, sync, truncate, write_atomically
 from orthocond.lab.runs.metrics import encode_line, json_safe, read_lines
 from orthocond.lab.runs.state import dump_json
-from orthocond.matrix._common import check_count
 
 try:
     import fcntl

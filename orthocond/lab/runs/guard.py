@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orthocond.lab.runs import checkpoint, ranks
 from orthocond.lab.runs.folder import Run
 from orthocond.matrix import solver_failures
-from orthocond.spectrum import spectrum
+from orthocond.matrix.spectra import spectrum
 
 _ECHO = 1.0  # seconds; torchrun passes a Ctrl-C on to processes that have got it from the terminal already
 _LISTED = 5  # names in a diagnosis, before "and so many more"

@@ -51,7 +51,7 @@ _DBN_KAPPA = (
     "the images, whatever training does to the weight.",
 )
 _REFRESHED = (
-    "Refreshed: the running mean and covariance of all normalisation layers were taken anew over 32 batches "
+    "Refreshed: the running mean and covariance of all normalization layers were taken anew over 32 batches "
     "with the final weights. Running averages lag behind a weight that moves, and whitening by a stale covariance "
     "amplifies what the weight has put into directions that were empty. After 350 epochs and three drops of the rate "
     "nothing moves any more; after a short schedule the lag can outweigh everything else, so that only the refreshed "
@@ -127,7 +127,7 @@ TABLES: tuple[Table, ...] = (
     _decorrelated(
         "weight-treatments",
         "Treatments of the weight",
-        "Spectral normalisation, orthogonality loss and orthogonal weight, against the untreated layer.",
+        "Spectral normalization, orthogonality loss and orthogonal weight, against the untreated layer.",
         _WEIGHT,
         (_DIFFERENCES, _CONDITIONING),
     ),
@@ -148,7 +148,7 @@ TABLES: tuple[Table, ...] = (
     ),
     _decorrelated(
         "cifar-resnet50",
-        "Decorrelated batch normalisation of ResNet-50",
+        "Decorrelated batch normalization of ResNet-50",
         "All main methods on CIFAR-10 and CIFAR-100.",
         _MAIN,
         (_DIFFERENCES, Sketch("convergence", convergence, _CONVERGE)),
@@ -156,7 +156,7 @@ TABLES: tuple[Table, ...] = (
     ),
     _decorrelated(
         "cifar100-densenet-mobilenet",
-        "Decorrelated batch normalisation of DenseNet-121 and MobileNet-v2",
+        "Decorrelated batch normalization of DenseNet-121 and MobileNet-v2",
         "All main methods on CIFAR-100.",
         _MAIN,
         (_DIFFERENCES, Sketch("convergence", convergence, _CONVERGE)),
@@ -165,7 +165,7 @@ TABLES: tuple[Table, ...] = (
     _decorrelated(
         "cifar100-all",
         "Every method on ResNet-50 and CIFAR-100",
-        "The rows of all tables together, both forms of the optimal learning rate, ordinary batch normalisation, and "
+        "The rows of all tables together, both forms of the optimal learning rate, ordinary batch normalization, and "
         "the weights beyond the paper: started by whitening their input (WI), orthogonal in its metric (MOW).",
         _ALL,
         (
@@ -188,7 +188,7 @@ TABLES: tuple[Table, ...] = (
     _decorrelated(
         "conditioning-solvers",
         "Conditioning with and without an SVD layer",
-        "Condition numbers during training: decomposition, Newton-Schulz iteration, ordinary batch normalisation.",
+        "Condition numbers during training: decomposition, Newton-Schulz iteration, ordinary batch normalization.",
         _SOLVERS,
         (Sketch("conditioning-solvers", conditioning),),
     ),

@@ -269,7 +269,7 @@ class Comparison(Table):
             facts[fact.key] = {
                 "paper": experiment.facts.get(fact.key, {}).get(method.name),
                 "values": found,
-                **_centre([v for v in found if v is not None], log=fact.style == "log"),
+                **_center([v for v in found if v is not None], log=fact.style == "log"),
             }
         return {
             "method": to_json(method),
@@ -302,15 +302,15 @@ class Comparison(Table):
                 cell["ratio"] = _ratio(row, base, cell["values"], reference["values"])
 
 
-def _centre(values: Sequence[float], *, log: bool) -> dict[str, float | None]:
+def _center(values: Sequence[float], *, log: bool) -> dict[str, float | None]:
     """The mean over seeds, of logarithms if asked for, and both ends."""
     if not values:
         return {"mean": None, "low": None, "high": None}
     if log and min(values) > 0 and math.isfinite(max(values)):
-        centre = math.exp(statistics.mean([math.log(v) for v in values]))
+        center = math.exp(statistics.mean([math.log(v) for v in values]))
     else:
-        centre = median(values) if log else statistics.mean(values)
-    return {"mean": centre, "low": min(values), "high": max(values)}
+        center = median(values) if log else statistics.mean(values)
+    return {"mean": center, "low": min(values), "high": max(values)}
 
 
 def _pairs(row: dict[str, Any], base: dict[str, Any], values: list[Any], reference: list[Any]) -> list[Any]:

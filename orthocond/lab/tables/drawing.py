@@ -1,4 +1,4 @@
-"""Pieces of figures: colours that stay with their method, curves over seeds, labels at the ends of lines."""
+"""Pieces of figures: colors that stay with their method, curves over seeds, labels at the ends of lines."""
 
 import io
 import math
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from orthocond.lab.tables.records import Record
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart, and two of Tol's.
+# Okabe and Ito's colors, which people with any kind of color vision can tell apart, and two of Tol's.
 _BLACK, _ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73"),
     *("#0072B2", "#D55E00", "#CC79A7"),
 )
 _GREY, _WINE, _TEAL = "#8C8C8C", "#882255", "#44AA99"
 # Methods that stand in the same figure differ; those of the same kind are alike in all figures.
-_COLOURS = (
+_COLORS = (
     {"svd": _BLACK, "ns": _GREY, "bn": _SKY}
     | {"sn": _ORANGE, "ol": _SKY, "ow": _GREEN, "wi": _WINE, "mow": _TEAL}
     | {"nog": _BLUE, "nog+sn": _ORANGE, "nog+ol": _SKY, "nog+ow": _GREEN}
@@ -39,14 +39,14 @@ class Curve(NamedTuple):
     high: list[float]
 
 
-def colour(name: str) -> str:
-    """The colour of a method; one that is not in the paper's tables gets one by its name."""
+def color(name: str) -> str:
+    """The color of a method; one that is not in the paper's tables gets one by its name."""
     rest = (_BLUE, _RED, _GREEN, _PURPLE, _ORANGE, _SKY, _WINE, _TEAL)
-    return _COLOURS.get(name, rest[sum(map(ord, name)) % len(rest)])
+    return _COLORS.get(name, rest[sum(map(ord, name)) % len(rest)])
 
 
 def ink(tint: str) -> str:
-    """A darker form of a colour, for text on white.
+    """A darker form of a color, for text on white.
 
     Example:
         >>> ink("#E69F00")
@@ -81,8 +81,8 @@ def curve(records: Sequence[Record], key: str, *, log: bool, x: str = "step") ->
         piece = steps[start : start + size]
         seeds = [[v for step in piece for v in points[step][seed]] for seed in range(len(records))]
         values = [median(v) for v in seeds if v]
-        centre = math.exp(sum(map(math.log, values)) / len(values)) if log else sum(values) / len(values)
-        for column, number in zip(found, (median(piece), centre, min(values), max(values)), strict=True):
+        center = math.exp(sum(map(math.log, values)) / len(values)) if log else sum(values) / len(values)
+        for column, number in zip(found, (median(piece), center, min(values), max(values)), strict=True):
             column.append(number)
     return found
 
@@ -135,7 +135,7 @@ def title(axes: Any, text: str, **settings: Any) -> None:
 
 def draw_curve(axes: Any, found: Curve, name: str, *, dashed: bool, marker: str | None = None) -> None:
     """The mean as a line, the range of the seeds as a band."""
-    tint = colour(name)
+    tint = color(name)
     axes.fill_between(found.x, found.low, found.high, color=tint, alpha=0.13, linewidth=0)
     axes.plot(found.x, found.mean, color=tint, linewidth=1.7, linestyle=(0, (3, 1.3)) if dashed else "-", marker=marker)
 
@@ -145,7 +145,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
 
     Args:
         axes: The panel, whose limits are final afterwards.
-        ends: Height of an end in data, text and colour of each.
+        ends: Height of an end in data, text and color of each.
     """
     low, high = axes.get_ylim()
     scale: Callable[[float], float] = math.log if axes.get_yscale() == "log" else float
@@ -197,6 +197,6 @@ def save(figure: Any, stem: Path) -> None:
         figure.savefig(pixels, format="png", dpi=130)
         figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None, "Creator": None})
     image = Image.open(pixels).convert("RGB")
-    if len(pixels.getvalue()) > _LARGE:  # a third of the size; but few pixels of one colour could get that of others
+    if len(pixels.getvalue()) > _LARGE:  # a third of the size; but few pixels of one color could get that of others
         image = image.quantize(256, method=Image.Quantize.MEDIANCUT)
     image.save(stem.with_name(f"{stem.name}.png"), optimize=True)

@@ -7,7 +7,7 @@ from typing import Any
 from orthocond.lab.tables.comparison import Outcome
 from orthocond.lab.tables.drawing import (
     Curve,
-    colour,
+    color,
     curve,
     draw_curve,
     dress,
@@ -43,7 +43,7 @@ def draw_all(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], m
         axes.set_ylim(0.5 * low, 2 * high)
     for row, found in curves:
         draw_curve(axes, found, row.name, dashed=_is_paper_form(row) or row.nog_of == "update", marker=marker)
-    label_ends(axes, [(found.mean[-1], outcome.short(row), colour(row.name)) for row, found in curves])
+    label_ends(axes, [(found.mean[-1], outcome.short(row), color(row.name)) for row, found in curves])
 
 
 def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
@@ -110,7 +110,7 @@ def learning_rate(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
             name = outcomes[0].short(row)
             title(axes, name if "olr" in row.name.split("+") else f"{name}, no OLR")
             axes.set_xlabel("training step")
-    text = "grey: the learning rate\ndots: step length η of the Pre-SVD layer,\nat logged steps of all seeds"
+    text = "gray: the learning rate\ndots: step length η of the Pre-SVD layer,\nat logged steps of all seeds"
     text += "\n%: of the steps at this rate, how many OLR changes"
     corner = grid[0][0]
     corner.text(0.03, 0.04, text, transform=corner.transAxes, size=8.5, color="0.35", linespacing=1.5, va="bottom")
@@ -133,7 +133,7 @@ def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
             y.append(eta)
     # As pixels: so many dots are a large SVG.
     dots = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0, "rasterized": True}
-    axes.plot(x, y, linestyle="", marker=".", color=colour(row.name), **dots)
+    axes.plot(x, y, linestyle="", marker=".", color=color(row.name), **dots)
     for rate in dict.fromkeys(schedule):
         shares = [share for record in records if (share := _share(record, rate)) is not None]
         if shares:
@@ -144,7 +144,7 @@ def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
                 xytext=(0, 5),
                 textcoords="offset points",
                 ha="center",
-                color=ink(colour(row.name)),
+                color=ink(color(row.name)),
                 size=8.5,
             )
 
@@ -197,7 +197,7 @@ def _forest(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
     axes.margins(x=0.06)
     for place, row in enumerate(rows):
         cell = row["measures"][name]
-        tint = colour(row["method"]["name"])
+        tint = color(row["method"]["name"])
         certain = cell["difference"].get("verdict") in ("better", "worse")
         _dot(axes, cell["difference"], place - 0.12, tint, tint if certain else "white", "o")
         if cell.get("paper_difference"):

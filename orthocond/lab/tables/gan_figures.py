@@ -6,7 +6,7 @@ from typing import Any
 
 from orthocond.lab.data import FACTORS
 from orthocond.lab.tables.comparison import Outcome
-from orthocond.lab.tables.drawing import colour, new_figure, panels, title
+from orthocond.lab.tables.drawing import color, new_figure, panels, title
 from orthocond.lab.tables.figures import all_curves, draw_all
 
 _ABREAST = 3  # matrices in a line
@@ -48,7 +48,7 @@ def predictability_and_truth(directions: str) -> Callable[[Sequence[Outcome], Se
             if found:
                 marker = "s" if row.olr == "paper" else "^" if row.nog_of == "update" else "o"
                 style = {"markersize": 4.5, "fillstyle": "full" if marker == "o" else "none"}
-                axes.plot(*zip(*found, strict=True), marker, color=colour(row.name), label=outcome.short(row), **style)
+                axes.plot(*zip(*found, strict=True), marker, color=color(row.name), label=outcome.short(row), **style)
         correlation = statistics.correlation(*(_ranks(column) for column in zip(*together, strict=True)))
         title(axes, f"{outcome.experiment.label}, {len(together)} trainings: rank correlation {correlation:.2f}")
         axes.set_xlabel("VP (%)")

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 RUNS = 10
-"""Trainings behind each mean of decorrelated batch normalisation; those of covariance pooling are single."""
+"""Trainings behind each mean of decorrelated batch normalization; those of covariance pooling are single."""
 
 
 class Number(NamedTuple):

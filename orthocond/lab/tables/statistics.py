@@ -37,8 +37,8 @@ def std(values: Sequence[float]) -> float | None:
     """The standard deviation of a sample, with n - 1; None of a single value."""
     if len(values) < 2:
         return None
-    centre = mean(values)
-    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+    center = mean(values)
+    return math.sqrt(math.fsum((v - center) ** 2 for v in values) / (len(values) - 1))
 
 
 def student_inside(t: float, degrees: int) -> float:
@@ -124,13 +124,13 @@ def pooled(a: tuple[float, float], b: tuple[float, float], count: int) -> Differ
     return _student(a[0] - b[0], error, 2 * count - 2, count, None)
 
 
-def _student(centre: float, error: float, degrees: int, count: int, p_exact: float | None) -> Difference:
+def _student(center: float, error: float, degrees: int, count: int, p_exact: float | None) -> Difference:
     half = student_bound(0.95, degrees) * error
     if error > 0:
-        p = 1 - student_inside(abs(centre) / error, degrees)
+        p = 1 - student_inside(abs(center) / error, degrees)
     else:
-        p = 1.0 if centre == 0 else 0.0
-    return Difference(centre, centre - half, centre + half, p, p_exact, count)
+        p = 1.0 if center == 0 else 0.0
+    return Difference(center, center - half, center + half, p, p_exact, count)
 
 
 def sign_flips(differences: Sequence[float]) -> float | None:

@@ -85,9 +85,9 @@ def interval(found: dict[str, Any] | None, *, factor: bool = False) -> str:
     """
     if found is None:
         return _NONE
-    low, centre, high = (power(found[k]) if factor else number(found[k], sign=True) for k in ("low", "mean", "high"))
+    low, center, high = (power(found[k]) if factor else number(found[k], sign=True) for k in ("low", "mean", "high"))
     ends = "" if found["low"] is None else f" [{low}, {high}]"
-    return ("×" if factor else "") + centre + ends
+    return ("×" if factor else "") + center + ends
 
 
 def spread(cell: dict[str, Any] | None) -> str:

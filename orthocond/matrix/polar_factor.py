@@ -6,17 +6,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from orthocond.matrix import decompose
-from orthocond.matrix._common import (
+from orthocond._checks import (
+    all_true,
     at_least_float32,
     check_choice,
     check_count,
     check_floating,
     check_not_negative,
-    look,
     without_autocast,
 )
-from orthocond.matrix.spectral import all_above, apply_root, root_eigenvalues
+from orthocond.matrix import decompose
+from orthocond.matrix.eigh import all_above, apply_root, root_eigenvalues
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 
@@ -32,7 +32,7 @@ _QUINTIC = (1.875, -1.25, 0.375)
 def polar(g: Tensor, *, method: str = "gram", rank_tol: float | None = None, steps: int | None = None) -> Tensor:
     r"""Nearest matrix with orthonormal rows or columns: NOG of the paper.
 
-    For :math:`G = U S V^T` (thin) returns :math:`U V^T`, the minimiser of :math:`\|G - R\|_F` over all R with
+    For :math:`G = U S V^T` (thin) returns :math:`U V^T`, the minimizer of :math:`\|G - R\|_F` over all R with
     orthonormal columns (or rows, if G is wide).
 
     ``"gram"`` and ``"svd"`` give 0 to directions whose singular value is at or below the rank tolerance: noise is not
@@ -109,7 +109,7 @@ def _by_decomposition(g: Tensor, method: str, rank_tol: float | None) -> Tensor:
         singular, vectors = decompose.svd((work if wide else work.mT).detach())
         values, vectors = singular.square().flip(-1), vectors.flip(-1)  # ascending, as those of eigh
     complete = all_above(values, 0.0, rank_tol**2)
-    if complete is False and not look(values < math.inf):
+    if complete is False and not all_true(values < math.inf):
         decompose.check_finite_batch(g)
         raise ValueError("polar needs matrices whose squares are finite in float64; scale them down first.")
     root = values if complete else root_eigenvalues(values, 0.0, rank_tol**2)
@@ -123,7 +123,7 @@ def _by_iteration(g: Tensor, method: str, steps: int | None) -> Tensor:
         return _by_iteration(g.mT, method, steps).mT
     if steps is not None:
         check_count(steps, "polar(steps=...)", 1)
-    if look(g.isfinite()) is False:
+    if all_true(g.isfinite()) is False:
         decompose.check_finite_batch(g)
     x = g.to(at_least_float32(g.dtype))
     # Two divisions, so that neither the squares of huge entries overflow nor those of tiny ones vanish.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from orthocond._checks import check_floating, check_not_negative, check_square, symmetric_part
 from orthocond.matrix import decompose
-from orthocond.matrix._common import check_floating, check_not_negative, check_square, symmetric_part
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def spectrum(a: Tensor, *, eps: float = 0.0, rank_tol: float | None = None) -> S
         raise ValueError(f"spectrum needs matrices of size at least 1; got shape {tuple(a.shape)}.")
     decompose.check_finite_batch(a)
     values, _ = decompose.eigh(symmetric_part(a.detach().double()))
-    return summarise(values.flip(-1), n, eps, rank_tolerance(rank_tol, n, a.dtype))
+    return summarize(values.flip(-1), n, eps, rank_tolerance(rank_tol, n, a.dtype))
 
 
 def singular_spectrum(w: Tensor, *, rank_tol: float | None = None) -> Spectrum:
@@ -132,7 +132,7 @@ def singular_spectrum(w: Tensor, *, rank_tol: float | None = None) -> Spectrum:
         raise ValueError(f"singular_spectrum needs non-empty matrices (*, m, n); got shape {tuple(w.shape)}.")
     decompose.check_finite_batch(w)
     values = torch.linalg.svdvals(w.detach().double())
-    return summarise(values, values.shape[-1], 0.0, rank_tolerance(rank_tol, max(w.shape[-2:]), w.dtype))
+    return summarize(values, values.shape[-1], 0.0, rank_tolerance(rank_tol, max(w.shape[-2:]), w.dtype))
 
 
 def rank_tolerance(rank_tol: float | None, n: int, dtype: torch.dtype) -> float:
@@ -140,8 +140,8 @@ def rank_tolerance(rank_tol: float | None, n: int, dtype: torch.dtype) -> float:
     return n * torch.finfo(dtype).eps if rank_tol is None else check_not_negative(rank_tol, "rank_tol")
 
 
-def summarise(values: Tensor, n: int, eps: float, tol: float) -> Spectrum:
-    """Summarise descending eigenvalues ``(*, n)``."""
+def summarize(values: Tensor, n: int, eps: float, tol: float) -> Spectrum:
+    """Summarize descending eigenvalues ``(*, n)``."""
     largest = values[..., 0].clamp(min=0)
     in_range = values > tol * largest.unsqueeze(-1)
     rank = in_range.sum(-1)

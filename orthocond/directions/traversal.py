@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from orthocond._checks import check_choice
 from orthocond.directions._generator import ImageGenerator, draws_noise, generate, latents
 from orthocond.directions.basis import Directions, direction_rows
-from orthocond.matrix._common import check_choice
 
 STEPS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 

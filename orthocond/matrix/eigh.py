@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
 
-from orthocond.matrix import decompose
-from orthocond.matrix._common import (
+from orthocond._checks import (
     at_least_float32,
     check_choice,
     check_not_negative,
@@ -29,6 +28,7 @@ from orthocond.matrix._common import (
     symmetric_part,
     without_autocast,
 )
+from orthocond.matrix import decompose
 from orthocond.matrix.solver import Solver
 
 # Above this condition number float32 loses digits that users see: the gradient of the inverse root is off by 1e-3 at

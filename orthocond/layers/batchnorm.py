@@ -1,4 +1,4 @@
-"""Decorrelated batch normalisation: features whitened by P^-1/2 (paper: section 6.1, decorrelated BN)."""
+"""Decorrelated batch normalization: features whitened by P^-1/2 (paper: section 6.1, decorrelated BN)."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -6,6 +6,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orthocond._checks import (
+    all_true,
+    at_least_float32,
+    check_choice,
+    check_count,
+    check_not_negative,
+    without_autocast,
+)
+from orthocond._distributed import several_processes
 from orthocond.layers.base import (
     SVDLayer,
     affine,
@@ -15,16 +24,7 @@ from orthocond.layers.base import (
     with_rank_tolerance,
 )
 from orthocond.layers.statistics import Moments, moments
-from orthocond.layers.synchronise import several_processes
 from orthocond.matrix import Eigh, Solver, inv_sqrtm
-from orthocond.matrix._common import (
-    at_least_float32,
-    check_choice,
-    check_count,
-    check_not_negative,
-    look,
-    without_autocast,
-)
 from orthocond.matrix.solver import check_solver
 
 _EIGH = Eigh()
@@ -132,7 +132,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         groups: int = 1,
         solver: Solver = _EIGH,
         average: str = "covariance",
-        synchronise: bool = False,
+        synchronize: bool = False,
         process_group: Any = None,
     ) -> None:
         super().__init__(solver)
@@ -147,7 +147,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         self.track_running_stats = track_running_stats
         self.groups = groups
         self.average = average
-        self.synchronise = synchronise
+        self.synchronize = synchronize
         self.process_group = process_group
         for parameter in ("weight", "bias"):
             value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if affine else None
@@ -228,12 +228,12 @@ class _DecorrelatedBatchNorm(SVDLayer):
 
     def _batch_transform(self, flat: Tensor, x: Tensor) -> tuple[Tensor, Transform]:
         name = type(self).__name__
-        synchronise = self.synchronise and self.training and several_processes(self.process_group)
+        synchronize = self.synchronize and self.training and several_processes(self.process_group)
         count = flat.shape[0] * flat.shape[2]
-        if not synchronise:
+        if not synchronize:
             _check_count(count, x.shape, name)
-        flat, found = moments(flat, self.groups, self.process_group, synchronise=synchronise)
-        if count < 2 and look(torch.as_tensor(found.samples) < 2):
+        flat, found = moments(flat, self.groups, self.process_group, synchronize=synchronize)
+        if count < 2 and all_true(torch.as_tensor(found.samples) < 2):
             _check_count(count, x.shape, name)
         self._observe(found.covariance)
         whitening = _whitening(found, x, self.eps, self.solver, name)
@@ -326,8 +326,8 @@ class _DecorrelatedBatchNorm(SVDLayer):
         )
         if self.average != "covariance":
             text += f", average={self.average!r}"
-        if self.synchronise:
-            text += ", synchronise=True"
+        if self.synchronize:
+            text += ", synchronize=True"
         return text
 
 
@@ -343,7 +343,7 @@ class DecorrelatedBatchNorm1d(_DecorrelatedBatchNorm):
 
 
 class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
-    r"""Batch normalisation that also decorrelates the channels, in place of ``nn.BatchNorm2d``.
+    r"""Batch normalization that also decorrelates the channels, in place of ``nn.BatchNorm2d``.
 
     In training :math:`y = \gamma \circ (P + \varepsilon I)^{-1/2} (x - \mu) + \beta` with mean :math:`\mu` and biased
     covariance :math:`P` over batch and positions; in evaluation the same with their running averages. Arguments,
@@ -351,7 +351,7 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     covariance, which changes nothing in evaluation).
 
     Mean and covariance take one pass in float64 and the whole map is one matrix product, with the memory of plain batch
-    normalisation. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with `Eigh`). The
+    normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with `Eigh`). The
     whitening matrix of evaluation is computed once, when the layer enters evaluation or its statistics change, and is
     stored in the buffer ``whitening``, so that exported graphs hold no decomposition. Statistics stay in float32
     under ``half()`` and ``bfloat16()``; half-precision features are whitened in float32.
@@ -369,9 +369,9 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
         average: What is averaged for evaluation. ``"covariance"`` keeps ``running_covariance`` ``(groups, C / groups,
             C / groups)``, unbiased as in ``nn.BatchNorm2d``. ``"whitening"`` keeps ``running_whitening``, as the
             authors of the paper do; with few samples its mean is biased, since :math:`E[P^{-1/2}] \neq E[P]^{-1/2}`.
-        synchronise: Whether the batch is that of all processes, as in ``nn.SyncBatchNorm``; also set by
+        synchronize: Whether the batch is that of all processes, as in ``nn.SyncBatchNorm``; also set by
             `convert_sync`. It works on any backend, CPU included, and with batches of different sizes.
-        process_group: The processes to synchronise with; None means all.
+        process_group: The processes to synchronize with; None means all.
 
     Raises:
         TypeError: If ``solver`` is not a `Solver`, or the input is not a real floating-point tensor.

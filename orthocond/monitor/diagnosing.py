@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from orthocond._checks import check_not_negative
 from orthocond.layers import CovariancePool2d, SVDLayer, WhitenColor2d
 from orthocond.matrix import matrix_view
-from orthocond.matrix._common import check_not_negative
+from orthocond.matrix.spectra import Spectrum, singular_spectrum, spectrum
 from orthocond.monitor.advice import advise
 from orthocond.monitor.diagnosis import Diagnosis, LayerDiagnosis
 from orthocond.monitor.facts import gram_matrices, summary
 from orthocond.monitor.features import channels_of, covariance_of, feature_tolerance
 from orthocond.monitor.run import call, split_batch, undisturbed
 from orthocond.monitor.trace import WEIGHT_LAYERS, PreSVDLayer, Trace, named_layers, path_of, unwrap
-from orthocond.spectrum import Spectrum, singular_spectrum, spectrum
 from orthocond.weights._common import groups_of
 
-# Ridge for layers that have none of their own: that of torch's normalisation layers.
+# Ridge for layers that have none of their own: that of torch's normalization layers.
 _EPS = 1e-5
 
 

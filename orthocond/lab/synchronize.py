@@ -1,10 +1,10 @@
-"""Batch normalisation over all processes, on a CPU too, where torch's own needs a GPU."""
+"""Batch normalization over all processes, on a CPU too, where torch's own needs a GPU."""
 
 import torch
 from torch import Tensor, nn
 
+from orthocond._distributed import sum_across
 from orthocond.layers import DecorrelatedBatchNorm2d, convert_sync
-from orthocond.layers.synchronise import sum_across
 
 
 class SynchronisedBatchNorm2d(nn.BatchNorm2d):
@@ -35,8 +35,8 @@ class SynchronisedBatchNorm2d(nn.BatchNorm2d):
         return x * scale.to(x.dtype).reshape(shape) + shift.to(x.dtype).reshape(shape)
 
 
-def synchronise(model: nn.Module) -> nn.Module:
-    """Let all batch normalisations of a model, plain and decorrelated, see the images of all processes.
+def synchronize(model: nn.Module) -> nn.Module:
+    """Let all batch normalizations of a model, plain and decorrelated, see the images of all processes.
 
     The names and tensors of its ``state_dict`` stay, so checkpoints fit any number of processes.
     """

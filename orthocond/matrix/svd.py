@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from orthocond._checks import add_ridge, all_true, at_least_float32, check_choice, check_count, symmetric_part
 from orthocond.matrix import decompose
-from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_count, look, symmetric_part
 from orthocond.matrix.solver import DifferentiableOnce, Solver
 
 _GRADIENTS = ("plain", "truncated", "top", "taylor", "pade")
@@ -22,7 +22,7 @@ class SVD(Solver):
     r"""Singular value decomposition with a gradient of the literature (paper: appendix A).
 
     The gradient is :math:`U (K^T \circ (U^T \partial l/\partial U) + \operatorname{diag}(\partial l/\partial \lambda))
-    U^T`, symmetrised, with :math:`K_{ij} = 1 / (\lambda_i - \lambda_j)`, which explodes for close eigenvalues, or one
+    U^T`, symmetrized, with :math:`K_{ij} = 1 / (\lambda_i - \lambda_j)`, which explodes for close eigenvalues, or one
     of the remedies. All keep K antisymmetric and 0 at exact ties. Differentiable once; use `Eigh` for exact results.
 
     Attributes:
@@ -73,7 +73,7 @@ class SVD(Solver):
         """The sum of the singular values is the trace if, and only if, no eigenvalue is negative."""
         total = values.sum(-1)
         trace = p.diagonal(dim1=-2, dim2=-1).sum(-1)
-        if look(total - trace <= torch.finfo(dtype).eps ** 0.5 * total) is False:
+        if all_true(total - trace <= torch.finfo(dtype).eps ** 0.5 * total) is False:
             decompose.check_finite_batch(p)
             raise ValueError(
                 "Square roots need positive semi-definite matrices; the singular values of at least one matrix add up "

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from orthocond._checks import check_floating
 from orthocond.directions._generator import z_dim_of
 from orthocond.directions.basis import TIE_TOL, Directions, axes, check_k, from_eigenvectors
-from orthocond.matrix._common import check_floating
 from orthocond.matrix.decompose import check_finite, eigh
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -19,7 +19,7 @@ Projection = nn.Module | Tensor
 
 def sefa(
     layer: Projection | Sequence[Projection],
-    normalise: bool = True,
+    normalize: bool = True,
     k: int | None = None,
     *,
     tie_tol: float = TIE_TOL,
@@ -28,7 +28,7 @@ def sefa(
 
     With :math:`G_1(z) = A z + b` they are the eigenvectors of :math:`A^T A`, and the importance is the eigenvalue
     :math:`\|A n\|^2`. The official method first scales each output unit, each row of A, to length 1, so that no unit
-    counts more than another; ``normalise=False`` is the plain SVD that the paper's authors use, with the squared
+    counts more than another; ``normalize=False`` is the plain SVD that the paper's authors use, with the squared
     singular values as importance. The bias has no part in it.
 
     Where A has orthogonal columns of equal length all eigenvalues are equal, and the directions are arbitrary: see
@@ -37,7 +37,7 @@ def sefa(
     Args:
         layer: Linear; transposed convolution or convolution from the latent vector as a 1x1 image; or A itself,
             ``(outputs, z_dim)``. Several of them that read the same latent are stacked.
-        normalise: Whether each output unit is scaled to length 1. Units without weights stay zero.
+        normalize: Whether each output unit is scaled to length 1. Units without weights stay zero.
         k: How many directions; None for all.
         tie_tol: Relative tolerance of ties; see `Directions`.
 
@@ -51,7 +51,7 @@ def sefa(
     Example:
         >>> from orthocond.directions import sefa
         >>> weight = torch.diag(torch.tensor([1.0, 3.0, 2.0]))
-        >>> sefa(weight, normalise=False, k=2).vectors
+        >>> sefa(weight, normalize=False, k=2).vectors
         tensor([[0., 1., 0.],
                 [0., 0., 1.]])
         >>> sefa(weight).ties  # orthogonal once its units are scaled
@@ -73,7 +73,7 @@ def sefa(
     check_k(k, a.shape[1], "sefa")
     if not a.any():
         raise ValueError(f"sefa needs a weight that is not zero; all {a.numel()} entries of this one are.")
-    if normalise:
+    if normalize:
         a = nn.functional.normalize(a, dim=1, eps=torch.finfo(a.dtype).tiny)
     values, vectors = eigh(a.mT @ a)
     return from_eigenvectors(values, vectors, parts[0].dtype, k, "sefa", tie_tol)

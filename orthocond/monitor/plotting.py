@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from orthocond.matrix._common import check_choice
+from orthocond._checks import check_choice
 from orthocond.monitor.history import KEYS, History
 
 _LABELS = {
@@ -21,8 +21,8 @@ _LABELS = {
     "solver_failures": "Solver failures",
 }
 _LINEAR = ("rank", "weight_rank", "gradient_rank", "olr_occurrence", "solver_failures")
-# Okabe and Ito's colours, which stay apart for colour-blind readers; the yellow is left out: too pale for a line.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+# Okabe and Ito's colors, which stay apart for color-blind readers; the yellow is left out: too pale for a line.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _STYLES = ("-", "--", ":", "-.")
 
 
@@ -59,7 +59,7 @@ def plot(
     own = target is None or to_file
     axes = _new_axes(shown=not to_file) if own else target
     for index, (label, steps, values) in enumerate(lines):
-        style = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _STYLES[index // len(_COLOURS) % len(_STYLES)]}
+        style = {"color": _COLORS[index % len(_COLORS)], "linestyle": _STYLES[index // len(_COLORS) % len(_STYLES)]}
         axes.plot(steps, values, label=label, linewidth=1.6, marker="o" if len(steps) == 1 else None, **style)
     if quantity.removesuffix("_worst") not in _LINEAR:
         axes.set_yscale("log")

@@ -1,10 +1,10 @@
-"""Spectral normalisation of the matrix view of a weight (paper: section 3.2, SN)."""
+"""Spectral normalization of the matrix view of a weight (paper: section 3.2, SN)."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthocond.matrix._common import at_least_float32, check_count, without_autocast
+from orthocond._checks import at_least_float32, check_count, without_autocast
 from orthocond.weights._common import find_parameter, groups_of, matrices, register
 
 # Smallest norm that is divided by, as in torch: a weight that becomes zero gives zero, not NaN.
@@ -12,7 +12,7 @@ _TINY = 1e-12
 
 
 class SpectralNorm(nn.Module):
-    """The parametrisation behind `spectral`: divides a weight by its largest singular value.
+    """The parametrization behind `spectral`: divides a weight by its largest singular value.
 
     Args:
         weight: The weight that it will be registered on.
@@ -58,7 +58,7 @@ class SpectralNorm(nn.Module):
         """Take the weight as the raw one, and its singular vectors, so that the norm is exact from the start."""
         w = matrices(value.detach(), self.groups).double()
         if not bool(w.isfinite().all()) or not bool(w.any()):
-            raise ValueError("spectral needs a finite weight that is not zero, which has no direction to normalise.")
+            raise ValueError("spectral needs a finite weight that is not zero, which has no direction to normalize.")
         u, _, vh = torch.linalg.svd(w, full_matrices=False)
         self.u.copy_(u[..., 0])
         self.v.copy_(vh[..., 0, :])
@@ -76,7 +76,7 @@ def spectral(module: nn.Module, name: str = "weight", *, iterations: int = 1) ->
 
     The norm is exact when the treatment starts, then followed by power iteration, one step for each forward in
     training mode, as in ``torch.nn.utils.parametrizations.spectral_norm``. Three things differ: a transposed
-    convolution is normalised as ``(in, out·k·k)``, the matrix of all other treatments; groups are the blocks of one
+    convolution is normalized as ``(in, out·k·k)``, the matrix of all other treatments; groups are the blocks of one
     block-diagonal matrix, whose norm is the largest of theirs; and the vectors do not lose digits under autocast. As
     there, it is the norm of the matrix, not of the convolution with it, which is at most :math:`\sqrt{k k}` times it.
 
@@ -92,7 +92,7 @@ def spectral(module: nn.Module, name: str = "weight", *, iterations: int = 1) ->
     Raises:
         TypeError: If ``module`` is not a module, or the parameter is not real floating point.
         ValueError: If there is no such parameter, it has fewer than two dimensions, or it is zero or not finite.
-        RuntimeError: If the parameter is parametrised already or not initialised.
+        RuntimeError: If the parameter is parametrized already or not initialized.
 
     Example:
         >>> conv = spectral(torch.nn.ConvTranspose2d(30, 8, 4))

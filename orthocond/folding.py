@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d
-from orthocond.layers.whitening import Transform
+from orthocond.layers.batchnorm import Transform
 from orthocond.weights._common import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from orthocond.weights.input_aware import FollowInput
 
@@ -29,7 +29,7 @@ class FoldReport:
     """What `fold` did, by the names of the modules.
 
     Attributes:
-        materialised: Parameters whose parametrisation became a plain weight.
+        materialized: Parameters whose parametrization became a plain weight.
         merged: For each norm that disappeared, the layer that took it over.
         replaced: For each norm that became a fixed 1x1 convolution, why it was not merged.
         kept: For each norm that stays as it is, why.
@@ -37,14 +37,14 @@ class FoldReport:
             without an example.
     """
 
-    materialised: tuple[str, ...]
+    materialized: tuple[str, ...]
     merged: dict[str, str]
     replaced: dict[str, str]
     kept: dict[str, str]
     difference: float | None = None
 
     def __str__(self) -> str:
-        lines = [f"{name}: parametrisation materialised" for name in self.materialised]
+        lines = [f"{name}: parametrization materialized" for name in self.materialized]
         lines += [f"{norm}: merged into {layer}" for norm, layer in self.merged.items()]
         lines += [f"{norm}: replaced by a 1x1 convolution, since {why}" for norm, why in self.replaced.items()]
         lines += [f"{norm}: kept, since {why}" for norm, why in self.kept.items()]
@@ -55,15 +55,15 @@ class FoldReport:
 
 @torch.no_grad()
 def fold(model: nn.Module, example: Any = None) -> nn.Module:
-    r"""Copy a model for inference: whitening merged into the layer before it, parametrisations made plain weights.
+    r"""Copy a model for inference: whitening merged into the layer before it, parametrizations made plain weights.
 
     In evaluation a norm layer is the fixed map :math:`y = M x + b`, with :math:`M = \gamma P^{-1/2}` for whitening and
-    a diagonal M for batch normalisation. After a layer :math:`x = W u + c` it is the layer
+    a diagonal M for batch normalization. After a layer :math:`x = W u + c` it is the layer
     :math:`y = (M W) u + (M c + b)`, so the norm costs nothing. Each norm whose input is the output of a ``Linear``,
     ``Conv*d`` or ``ConvTranspose*d``, and nothing else's, is merged so and becomes ``nn.Identity``. A
     `DecorrelatedBatchNorm2d` that cannot be merged (the layer is used twice, its output is needed elsewhere, or
     groups of the convolution are narrower than those of the whitening) becomes a 1x1 convolution with fixed weights; a
-    plain batch normalisation then stays. Products are formed in float64.
+    plain batch normalization then stays. Products are formed in float64.
 
     The copy has the attribute ``fold_report``, a `FoldReport` to print; the model itself is left as it is.
 
@@ -103,7 +103,7 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
         raise TypeError(f"fold needs a torch.nn.Module; got {type(model).__name__}.")
     folded = copy.deepcopy(model).eval()
     expected = None if example is None else _outputs(folded, example)
-    materialised = _materialise(folded)
+    materialized = _materialize(folded)
     calls = _find_calls(folded, example)
     names = {module: name for name, module in folded.named_modules()}
     merged, replaced, kept = {}, {}, {}
@@ -118,8 +118,8 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
             replaced[names[norm]], new[norm] = obstacle, _pointwise(norm, folded)
         else:
             kept[names[norm]] = bound or str(obstacle)
-    report = FoldReport(tuple(materialised), merged, replaced, kept)
-    if not (materialised or new):
+    report = FoldReport(tuple(materialized), merged, replaced, kept)
+    if not (materialized or new):
         raise ValueError(_nothing(model, kept))
     for name, module in list(folded.named_modules(remove_duplicate=False)):
         if module in new and name:
@@ -134,7 +134,7 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
 def _nothing(model: nn.Module, kept: dict[str, str]) -> str:
     reasons = "".join(f" {name}: {why}." for name, why in list(kept.items())[:3])
     return (
-        "fold needs a parametrised weight, or a norm with running statistics after a linear layer or convolution; "
+        "fold needs a parametrized weight, or a norm with running statistics after a linear layer or convolution; "
         f"{type(model).__name__} has nothing to fold.{reasons}"
     )
 
@@ -142,17 +142,17 @@ def _nothing(model: nn.Module, kept: dict[str, str]) -> str:
 # Weights
 
 
-def _materialise(model: nn.Module) -> list[str]:
-    """Make all parametrised tensors plain ones; return their names."""
-    parametrised = [(n, m) for n, m in model.named_modules() if parametrize.is_parametrized(m)]
-    for _, module in parametrised:
+def _materialize(model: nn.Module) -> list[str]:
+    """Make all parametrized tensors plain ones; return their names."""
+    parametrized = [(n, m) for n, m in model.named_modules() if parametrize.is_parametrized(m)]
+    for _, module in parametrized:
         cls = type(module)
         # The property that computes the tensor belongs to the class, which the copy shares with the original.
         module.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
         for parametrization in module.parametrizations.values():
             _untie(parametrization)
     names = []
-    for prefix, module in parametrised:
+    for prefix, module in parametrized:
         for name in list(module.parametrizations):
             with torch.enable_grad():  # torch makes a buffer of a tensor without gradient
                 parametrize.remove_parametrizations(module, name)
@@ -165,13 +165,13 @@ def _materialise(model: nn.Module) -> list[str]:
 
 
 def _untie(parametrization: Any) -> None:
-    """Give a parametrisation raw tensors of its own: its value is written into them, which others may share."""
+    """Give a parametrization raw tensors of its own: its value is written into them, which others may share."""
     for key, parameter in list(parametrization.named_parameters(recurse=False)):
         setattr(parametrization, key, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
 
 
 def _transform(norm: Any) -> Transform:
-    """The fixed map of a norm in evaluation; that of batch normalisation has a group for each channel."""
+    """The fixed map of a norm in evaluation; that of batch normalization has a group for each channel."""
     if type(norm) in _WHITENING:
         return norm.inference_transform()
     scale = (norm.running_var.double() + norm.eps).rsqrt()
@@ -257,7 +257,7 @@ def _find_calls(model: nn.Module, example: Any) -> _Calls:
 def _bound(norm: Any, calls: _Calls) -> str | None:
     """Why a norm must stay what it is; None if another module may take its place."""
     if norm.running_mean is None:
-        return "it normalises by the batch in evaluation too"
+        return "it normalizes by the batch in evaluation too"
     if norm in calls.exposed:
         return "its parameters or buffers are used outside of it"
     if norm._forward_hooks or norm._forward_pre_hooks:

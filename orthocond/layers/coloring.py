@@ -1,10 +1,11 @@
-"""Whitening and colouring: features take the mean and covariance of others (paper: appendix A, WCT)."""
+"""Whitening and coloring: features take the mean and covariance of others (paper: appendix A, WCT)."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from orthocond._checks import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
     Observer,
     SVDLayer,
@@ -13,7 +14,6 @@ from orthocond.layers.base import (
     with_rank_tolerance,
 )
 from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
-from orthocond.matrix._common import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.matrix.solver import check_solver
 
 _EIGH = Eigh()
@@ -94,9 +94,9 @@ def _whiten_color(
             blame_features(content, f"The content of {name}", error)
             blame_features(style, f"The style of {name}", error)
             raise
-        colour = root @ inverse
-        offset = alpha * (style_mean - colour @ mean)
-        matrix = add_ridge(alpha * colour, 1 - alpha)
+        color = root @ inverse
+        offset = alpha * (style_mean - color @ mean)
+        matrix = add_ridge(alpha * color, 1 - alpha)
         x = content.flatten(2).to(at_least_float32(content.dtype))
         matrix, offset = (part.to(x.dtype).expand(x.shape[0], -1, -1) for part in (matrix, offset))
         return torch.baddbmm(offset, matrix, x).reshape(content.shape).to(content.dtype)
@@ -129,7 +129,7 @@ def _moments(x: Tensor, per: str) -> tuple[Tensor, Tensor]:
 
 
 class WhitenColor2d(SVDLayer):
-    """Whitening and colouring of feature maps: `whiten_color` as a layer without parameters.
+    """Whitening and coloring of feature maps: `whiten_color` as a layer without parameters.
 
     Args:
         alpha: Strength, from 0 (the content as it is) to 1.

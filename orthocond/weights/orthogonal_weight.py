@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.matrix import polar
-from orthocond.matrix._common import at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.matrix.decompose import check_finite_batch
 from orthocond.weights._common import (
     check_full_rank,
@@ -24,7 +24,7 @@ _RUNNING_RIDGE = 1e-4
 
 
 class Orthogonal(nn.Module):
-    """The parametrisation behind `orthogonal`: maps a raw weight to one that is orthogonal.
+    """The parametrization behind `orthogonal`: maps a raw weight to one that is orthogonal.
 
     Args:
         weight: The weight that it will be registered on.
@@ -190,7 +190,7 @@ def orthogonal(
             module whose weight does not multiply patches of its input.
         ValueError: If there is no such parameter, it has fewer than two dimensions or not full rank, or a setting is
             not valid.
-        RuntimeError: If the parameter is parametrised already or not initialised.
+        RuntimeError: If the parameter is parametrized already or not initialized.
 
     Accuracy:
         Largest entry of :math:`W W^T - I` in float32, 64 x 27 to 512 x 4608: 2e-6 for ``"cayley"``, 5e-6 for

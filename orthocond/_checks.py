@@ -73,14 +73,14 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def look(flags: Tensor) -> bool | None:
+def all_true(flags: Tensor) -> bool | None:
     """Whether all flags are true; None where values cannot be read (torch.compile, torch.export, vmap)."""
     least = smallest(flags)
     return None if least is None else bool(least)
 
 
 def smallest(x: Tensor) -> float | None:
-    """The smallest entry, NaN if any is; None where values cannot be read. Synchronises a GPU once."""
+    """The smallest entry, NaN if any is; None where values cannot be read. Synchronizes a GPU once."""
     if torch.compiler.is_compiling():
         return None
     try:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from orthocond._checks import at_least_float32, check_choice, check_floating
 from orthocond.gans._common import uniform
-from orthocond.matrix._common import at_least_float32, check_choice, check_floating
 
 _SHIFT = 0.125  # of height and width, at most, to each side
 _CUT = 0.5  # of height and width
@@ -41,7 +41,7 @@ def _translation(x: Tensor, u: Tensor) -> Tensor:
 
 
 def _cutout(x: Tensor, u: Tensor) -> Tensor:
-    """Set a square of half the height and width to 0; its centre is anywhere in the image."""
+    """Set a square of half the height and width to 0; its center is anywhere in the image."""
     height, width = x.shape[-2:]
     rows, columns = _cut(height, u[:, 0]), _cut(width, u[:, 1])
     return x * ~(rows[:, :, None] & columns[:, None, :])[:, None]
@@ -62,7 +62,7 @@ def _within(positions: Tensor, length: int) -> Tensor:
 
 
 def _cut(length: int, u: Tensor) -> Tensor:
-    """Which of ``length`` pixels ``(N, length)`` lie in an interval around a random centre."""
+    """Which of ``length`` pixels ``(N, length)`` lie in an interval around a random center."""
     size = int(_CUT * length + 0.5)
     starts = length + 1 - size % 2  # so many that the distribution is symmetric
     start = (u.reshape(-1, 1) * starts).floor().long() - size // 2
