@@ -118,7 +118,7 @@ def test_replace_at():
     ("path", "value", "error", "text"),
     [
         ("optimizer.learning", 1, ValueError, "optimizer (Sgd) has no setting 'learning'."),
-        ("optimizer.lr", 1, ValueError, "Did you mean 'optimizer'?"),
+        ("optimzer.lr", 1, ValueError, "Did you mean 'optimizer'?"),
         ("optimizer.lr", "1", TypeError, "optimizer.lr needs a number"),
         ("augment.padding", 1, ValueError, "augment is None and has no setting 'padding'; set augment itself first."),
         ("epochs.lr", 1, ValueError, "epochs is 350 and has no setting 'lr'"),
