@@ -2,6 +2,7 @@
 
 import copy
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -197,6 +198,7 @@ def test_gradient_penalty_at_a_flat_discriminator_has_no_nan():
         (lambda: LazyR1(weight=math.nan), ValueError, "finite"),
         (lambda: EMA(nn.Linear(1, 1)), ValueError, "got none"),
         (lambda: EMA(nn.Linear(1, 1), decay=0.9, half_life=10), ValueError, "got both"),
+        (lambda: EMA(m := nn.Linear(1, 1), decay=0.9).load_state_dict(m.state_dict()), ValueError, "got 'bias', 'we"),
         (lambda: EMA(nn.Linear(1, 1), decay=1.0), ValueError, "below 1"),
         (lambda: EMA(nn.Linear(1, 1), half_life=0), ValueError, "above 0"),
         (lambda: EMA(nn.Linear(1, 1), half_life=9).update(nn.Linear(1, 1)), ValueError, "needs images="),
@@ -225,7 +227,7 @@ def move(model):
 )
 def test_average_equals_the_weighted_sum(settings, images, decay):
     model = nn.Linear(3, 2).double()
-    ema = EMA(model, **settings)
+    ema = EMA(model, **settings, warmup=False)
     history = [model.weight.detach().clone()]
     for _ in range(5):
         move(model)
@@ -234,6 +236,32 @@ def test_average_equals_the_weighted_sum(settings, images, decay):
     weights = [decay**5] + [(1 - decay) * decay ** (5 - i) for i in range(1, 6)]
     expected = sum(w * h for w, h in zip(weights, history, strict=True))
     torch.testing.assert_close(ema.model.weight, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("decay", "updates"), [(0.998, 750), (0.5, 12), (0.0, 3)])
+def test_average_warms_up(decay, updates):
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.ones_(model.weight)  # all that is left of it is the share of the initial weights
+    ema, constant = EMA(model, decay=decay), EMA(model, decay=decay, warmup=False)
+    share = Fraction(1)
+    for t in range(updates):
+        nn.init.zeros_(model.weight)
+        ema.update(model)
+        constant.update(model)
+        share *= min(Fraction(decay), Fraction(1 + t, 10 + t))
+    assert ema.model.weight.item() == pytest.approx(float(share), rel=1e-9)
+    assert constant.model.weight.item() == pytest.approx(decay**updates, rel=1e-9)
+    assert ema.model.weight.item() < 1e-4  # a constant decay leaves 22 % of them after 750 updates
+
+
+def test_average_follows_images_after_its_warmup():
+    model = nn.Linear(1, 1, bias=False).double()
+    ema = EMA(model, half_life=1000)
+    ema.updates = 10_000
+    nn.init.zeros_(ema.model.weight)
+    nn.init.ones_(model.weight)
+    ema.update(model, images=500)
+    assert ema.model.weight.item() == pytest.approx(1 - 0.5**0.5)
 
 
 def test_average_copies_buffers_and_keeps_to_itself():
@@ -270,6 +298,10 @@ def test_average_round_trip():
     move(g)
     ema.update(g)
     other.load_state_dict(ema.state_dict())
+    assert other.updates == 1
+    move(g)
+    for average in (ema, other):  # the warm-up goes on where it was
+        average.update(g)
     z = torch.randn(2, 3)
     assert torch.equal(ema.model(z), other.model(z))
     assert ema.model.z_dim == 3

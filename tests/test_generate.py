@@ -93,7 +93,7 @@ def test_the_first_step_is_what_the_definition_says(tmp_path):
     optimizer.step()
     for name, value in generator.state_dict().items():
         assert state["generator"][name] == pytest.approx(value, abs=2e-5), name
-        assert state["ema"][name] == pytest.approx(0.99 * before[name] + 0.01 * value, abs=1e-5), name
+        assert state["ema"]["model"][name] == pytest.approx(0.1 * before[name] + 0.9 * value, abs=1e-5), name
     expected = np.linalg.cond(state["generator"]["first_projection.weight"].flatten(1).double().numpy())
     assert line["condition"] == pytest.approx(expected, rel=1e-6)
 
@@ -233,7 +233,7 @@ def test_the_learning_rate_falls_to_zero_in_the_end(tmp_path):
 def test_an_average_without_memory_is_the_generator(tmp_path):
     config = short(tiny())
     state = trained(tmp_path, replace(config, schedule=replace(config.schedule, ema=0.0))).load().state
-    assert all(torch.equal(state["ema"][name], value) for name, value in state["generator"].items())
+    assert all(torch.equal(state["ema"]["model"][name], value) for name, value in state["generator"].items())
 
 
 def test_pictures_show_the_average_at_the_same_latents(tmp_path):

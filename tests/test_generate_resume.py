@@ -67,7 +67,10 @@ def test_resumed_runs_write_the_same_files(tmp_path, make, method, stop):
     first, second = (run.load().state for run in (whole, again))
     if "nog" in method:
         assert first["treatment"][0]["steps"] == second["treatment"][0]["steps"] == 7
-    for network in ("generator", "discriminator", "ema"):
+    assert first["ema"]["updates"] == second["ema"]["updates"] == 7
+    for state in (first, second):
+        state["average"] = state["ema"]["model"]
+    for network in ("generator", "discriminator", "average"):
         assert all(torch.equal(value, second[network][name]) for name, value in first[network].items())
 
 

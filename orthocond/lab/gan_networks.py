@@ -95,5 +95,5 @@ def load_generator(run: Run) -> nn.Module:
     if found is None:
         raise RuntimeError(f"{run.path} has no checkpoint yet; train it first.")
     generator = prepare(config).generator
-    generator.load_state_dict(found.state["ema"])
+    generator.load_state_dict(found.state["ema"]["model"])
     return generator.eval().requires_grad_(False)
