@@ -128,6 +128,24 @@ def test_the_step_that_needs_no_search():
             assert EXACT.rate(q, torch.zeros(6, 4), lr=0.3) == 0.3  # no step to shorten
 
 
+@pytest.mark.parametrize("by_tensors", [False, True])
+@pytest.mark.parametrize("excess", [1e-6, 1e-3, 0.01, 0.5, 2.0])
+def test_of_two_equal_minima_the_shorter_step(excess, by_tensors):
+    q = haar(200, 6, 4)
+    with torch.set_grad_enabled(by_tensors):
+        rates = OptimalLR(floor=0).rate((1 + excess) * q, q, lr=3 + excess)  # at the end W = -2 Q, before it W = -Q
+    torch.testing.assert_close(rates, torch.full_like(rates, excess), rtol=1e-6, atol=1e-9)
+
+
+def test_the_tensor_path_reads_no_value_on_the_host():
+    """Tensors without values: whatever reads one raises."""
+    w, d = torch.empty(2, 3, 6, 4, device="meta")
+    for form in ("exact", "newton", "paper"):
+        assert OptimalLR(form).rate(w, d, 0.1).shape == (3,)
+        assert OptimalLR(form).rate(w, d, torch.empty(3, device="meta")).shape == (3,)
+        assert optimal_lr(w, d, form=form).shape == (3,)
+
+
 def test_roots_over_all_scales():
     c = torch.randn(2000, 3, dtype=torch.float64) * 10 ** (torch.rand(2000, 3, dtype=torch.float64) * 12 - 6)
     for (e3, e2, e1), found in zip(c.numpy(), cubic_roots(*c.split(1, -1)).numpy(), strict=True):
@@ -142,7 +160,6 @@ def test_roots_over_all_scales():
 
 @torch.no_grad()
 def test_numbers_and_tensors_agree_over_all_lengths_of_the_direction():
-    """On the value of the quartic, as two of its minima may be equal but for rounding."""
     w, d = torch.randn(2, 5000, 3, 5, dtype=torch.float64)
     w[:1000] = haar(1000, 3, 5)
     e = EXACT.coefficients(w, d * 10 ** (torch.rand(5000, 1, 1, dtype=torch.float64) * 10 - 8))
@@ -151,6 +168,7 @@ def test_numbers_and_tensors_agree_over_all_lengths_of_the_direction():
     found, expected = minimizer_by_numbers(e, low, high), minimizer(e, *ends)
     a, b = (e * eta[:, None] ** torch.arange(1, 5) for eta in (found, expected))
     assert ((a.sum(1) - b.sum(1)).abs() <= 1e-13 * (a.abs().sum(1) + b.abs().sum(1))).all()
+    assert ((found - expected).abs() <= 1e-7 * expected).all()
     assert ((low * (1 - 1e-12) <= found) & (found <= high * (1 + 1e-12))).all()
     assert ((found > low) & (found < high)).sum() > 250  # not only ends
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthocond.matrix import matrix_view, polar
 from orthocond.steps import NearestOrthogonal, OptimalLR, optimal_lr, treat
-from tests.steps_helpers import batch, best_rate, error, network, train
+from tests.steps_helpers import batch, best_rate, error, haar, network, train
 
 NOG = NearestOrthogonal()
 UPDATE = NearestOrthogonal(of="update")
@@ -164,6 +164,19 @@ def test_schedulers_see_nothing():
     assert all(0.1 * lr - 1e-12 <= eta <= lr + 1e-12 for lr, eta in zip(seen, statistics.rates, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_along_the_weight_does_not_turn_the_weight_round(dtype):
+    weight = nn.Parameter(haar(6, 4).to(dtype))
+    optimizer = torch.optim.SGD([weight], lr=6.0)
+    treat(weight, optimizer, lr=OptimalLR(floor=0.0))
+    for _ in range(50):
+        before = haar(6, 4).to(dtype)
+        weight.data = 3 * before
+        weight.grad = before.clone()
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), before)
+
+
 def test_a_learning_rate_of_zero_moves_nothing():
     for lr in (EXACT, PAPER, OptimalLR("newton")):
         model = network()
@@ -287,6 +300,15 @@ def test_many_weights_of_one_shape_are_one_batch(monkeypatch):
     assert len(calls) == 2 + 5
     for a, b in zip(model, twin, strict=True):
         torch.testing.assert_close(a.weight, b.weight)
+
+
+@pytest.mark.parametrize("lr", [EXACT, PAPER, OptimalLR("newton")])
+def test_olr_makes_a_step_with_no_value_to_read(lr):
+    model = network().to("meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    treat(model[0], optimizer, lr=lr)
+    model(batch()[0].to("meta")).sum().backward()
+    optimizer.step()
 
 
 class Reads(TorchDispatchMode):

@@ -6,15 +6,21 @@ derivative is a cubic, whose roots are Cardano's, in complex numbers.
 
 import cmath
 import math
+import operator
 
 import torch
 from torch import Tensor
 
+# Values of the quartic that differ by less than this part of the sum of its terms differ by rounding alone.
+_ROUNDING = 1e-13
 _THIRD, _TWO_THIRDS = (cmath.exp(2j * math.pi * k / 3) for k in (1, 2))  # of a turn
 
 
 def minimizer(coefficients: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """Global minimizer over ``[low, high]``, or over all numbers; no value is read on the host.
+
+    Two minima can be equal: D = W gives both (1 - η) W and -(1 - η) W. Of values that differ by rounding alone the one
+    with the shortest step counts.
 
     Args:
         coefficients: e1 to e4, ``(*, 4)`` in float64.
@@ -32,10 +38,10 @@ def minimizer(coefficients: Tensor, low: Tensor | None = None, high: Tensor | No
         low, high = low[..., None] * unit, high[..., None] * unit
         candidates = torch.cat((low, high, candidates.clamp(low, high)), -1)
     values = candidates * (e1 + candidates * (e2 + candidates * (e3 + candidates)))
-    # Of minima that differ by rounding alone the shortest step: for D = W, both (1 - η) W and -(1 - η) W.
-    least = values.amin(-1, keepdim=True)
-    lengths = torch.where(values <= least + 1e-12 * least.abs(), candidates.abs(), torch.inf)
-    best = candidates.gather(-1, lengths.argmin(-1, keepdim=True))
+    sizes = candidates.abs()
+    slack = _ROUNDING * sizes * (e1.abs() + sizes * (e2.abs() + sizes * (e3.abs() + sizes)))
+    ties = values - slack <= (values + slack).amin(-1, keepdim=True)
+    best = candidates.gather(-1, torch.where(ties, sizes, torch.inf).argmin(-1, keepdim=True))
     return (torch.where(e4 > 0, best, 0 if high is None else high) / unit).squeeze(-1)
 
 
@@ -75,7 +81,12 @@ def _minimizer(coefficients: list[float], low: float, high: float) -> float:
     roots = [(v - p / v).real - shift for v in (u, u * _THIRD, u * _TWO_THIRDS)] if u else [-shift]
     low, high = low * unit, high * unit
     candidates = [low, high, *(min(max(low, s), high) for s in roots)]
-    return min(candidates, key=lambda s: s * (e1 + s * (e2 + s * (e3 + s)))) / unit
+    values = [s * (e1 + s * (e2 + s * (e3 + s))) for s in candidates]
+    a1, a2, a3 = _ROUNDING * abs(e1), _ROUNDING * abs(e2), _ROUNDING * abs(e3)
+    slack = [t * (a1 + t * (a2 + t * (a3 + t * _ROUNDING))) for t in map(abs, candidates)]
+    least = min(map(operator.add, values, slack))
+    ties = [s for s, value, width in zip(candidates, values, slack, strict=True) if value - width <= least]
+    return min(ties, key=abs) / unit
 
 
 def _not_zero(x: Tensor) -> Tensor:
