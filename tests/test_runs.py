@@ -3,17 +3,18 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from orthocond.lab.runs import Guard, Run, checkpoint
+from orthocond.lab.runs import Guard, Run, Status, checkpoint
 from orthocond.layers import DecorrelatedBatchNorm2d
 from orthocond.monitor import ConditionMonitor
 
@@ -74,7 +75,7 @@ def test_content_of_a_folder(tmp_path):
         milestones: tuple[int, ...] = (1, 2)
 
     run = Run.create(tmp_path, "a", Config())
-    assert sorted(p.name for p in run.path.iterdir()) == ["checkpoints", "config.json", "figures"]
+    assert sorted(p.name for p in run.path.iterdir()) == ["checkpoints", "config.json", "figures", "status.json"]
     again = Run.open(str(run.path))
     assert again.config == run.config == {"lr": 0.1, "milestones": [1, 2]}
     assert again.metrics() == again.times() == []
@@ -98,6 +99,88 @@ def test_not_a_run(tmp_path):
         Run.create(tmp_path, "a", [1])
     with pytest.raises(OSError, match="Cannot write"):
         Run.create(tmp_path / "config.json", "a", {})
+
+
+# Status
+
+
+def test_the_status_follows_a_run(run):
+    assert (run.status.state, run.status.step, run.status.message) == ("created", 0, "")
+    run.resume()
+    assert (run.status.state, run.status.step) == ("running", 0)
+    filled(run, [1, 2])
+    with Guard(run) as guard:
+        guard.check(2, 0.5)
+        signal.raise_signal(signal.SIGTERM)
+        assert guard.should_stop()
+    assert (run.status.state, run.status.step, run.status.message) == ("stopped", 2, "Stopped by SIGTERM")
+    again = Run.open(run.path)
+    again.resume()
+    assert (again.status.state, again.status.step) == ("running", 2)
+    again.set_status("finished", 3)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", again.status.updated)
+    assert json.loads((run.path / "status.json").read_text()) == asdict(again.status)
+    again.set_status("failed", message="why")
+    assert (again.status.state, again.status.step, again.status.message) == ("failed", 3, "why")
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "message"),
+    [
+        (FloatingPointError("The loss is nan.\n  More."), "diverged", "The loss is nan"),
+        (RuntimeError("no memory\nmore"), "failed", "RuntimeError: no memory"),
+        (KeyboardInterrupt(), "stopped", "Aborted by KeyboardInterrupt"),
+        (SystemExit(143), "stopped", "Aborted by SystemExit"),
+    ],
+)
+def test_the_error_that_ends_a_loop_becomes_its_status(run, error, state, message):
+    def loop():
+        with Guard(run) as guard:
+            guard.check(4, 0.5)
+            raise error
+
+    with pytest.raises(type(error)):
+        loop()
+    assert (run.status.state, run.status.step, run.status.message) == (state, 4, message)
+
+
+def test_a_disk_that_takes_no_status_does_not_hide_the_error(run, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    def loop():
+        with Guard(run):
+            monkeypatch.setattr(os, "replace", refuse)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+    monkeypatch.undo()
+    assert run.status.state == "created"
+
+
+def test_the_status_of_folders_that_have_no_record(run):
+    (run.path / "status.json").unlink()
+    assert run.status == Status("created")
+    run.log(3, loss=1.0)
+    assert run.status == Status("stopped", 3)
+    run.note("The loss is nan at step 4.\n  Parameters that are not finite: none.")
+    assert run.status == Status("diverged", 3, "The loss is nan at step 4")
+    run.note("Resumed after step 2.")
+    assert run.status == Status("stopped", 3)
+    run.log(4, finished=True)
+    assert run.status == Status("finished", 4)
+
+
+def test_a_status_that_is_none(run):
+    with pytest.raises(ValueError, match=r"one of created, running, .* got 'done'"):
+        run.set_status("done")
+    with pytest.raises(ValueError, match="integer of at least 0; got -1"):
+        run.set_status("running", -1)
+    for text in ("{", "[]", '{"state":"done"}', '{"state":"running","step":"3"}', '{"state":"running","more":1}'):
+        (run.path / "status.json").write_text(text)
+        with pytest.raises(ValueError, match=r"00000-tiny/status\.json is damaged .* delete it"):
+            _ = run.status
 
 
 # Metrics

@@ -39,7 +39,7 @@ def _train(root, config, error=80.0, condition=1e3, *, end="finished", evaluated
         timing = {"step_seconds": 9.0 if step == 0 else 0.2}
         run.log(2 * step + 1, step // 2, loss=4.0, lr=0.1, **facts, solver_failures=step, timing=timing)
         if step == 2 and end == "stopped":
-            run.note("The loss is nan at step 6.\n  Parameters that are not finite: none.")
+            run.set_status("diverged", 6, "The loss is nan at step 6")
             return run
         if step % 2:
             scores = {"error": error + (step == 1), "top5_error": error / 2, "best_error": error + (step == 1)}
@@ -241,6 +241,15 @@ def test_a_loss_that_is_not_finite_is_counted_and_shown(trained):
 def test_a_run_that_went_on_after_a_bad_loss_is_not_stopped(tmp_path):
     run = _train(tmp_path / "runs", _config("ow", 0), end="stopped")
     assert records.read_run(run, _config("ow", 0)).stopped == "The loss is nan at step 6"
+    run.set_status("running")
+    assert records.read_run(run, _config("ow", 0)).stopped is None
+
+
+def test_a_folder_without_a_status_that_has_diverged(tmp_path):
+    run = _train(tmp_path / "runs", _config("ow", 0), end="stopped")
+    (run.path / "status.json").unlink()
+    run.note("The loss is inf at step 6.\n  Parameters that are not finite: none.")
+    assert records.read_run(run, _config("ow", 0)).stopped == "The loss is inf at step 6"
     run.note("Resumed after step 4.")
     assert records.read_run(run, _config("ow", 0)).stopped is None
 

@@ -228,6 +228,8 @@ class _Training:
             finally:
                 if self.monitor is not None:
                     self.monitor.__exit__(RuntimeError)
+        if not guard.exit_code:
+            self.run.set_status("finished", self.steps)
         if self.tracker:
             self.accelerator.end_training()
         return guard.exit_code

@@ -215,6 +215,8 @@ class _Training:
                     self.run.save(self._state(), step)
                 if stop:
                     break
+        if not guard.exit_code:
+            self.run.set_status("finished", self.steps)
         if self.tracker:
             self.accelerator.end_training()
         return guard.exit_code

@@ -34,8 +34,7 @@ def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Config]]:
 
 def is_finished(run: Run) -> bool:
     """Whether a training has reached its end."""
-    lines = run.metrics()
-    return bool(lines and lines[-1].get("finished"))
+    return run.status.state == "finished"
 
 
 def name_of(config: Config) -> str:

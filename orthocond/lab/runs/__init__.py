@@ -5,11 +5,14 @@ from orthocond.lab.runs.checkpoint import Checkpoint
 from orthocond.lab.runs.folder import Run
 from orthocond.lab.runs.guard import Guard
 from orthocond.lab.runs.state import pack, unpack
+from orthocond.lab.runs.status import State, Status
 
 __all__ = [
     "Run",
     "Checkpoint",
     "Guard",
+    "State",
+    "Status",
     "capture_rng",
     "restore_rng",
     "treatment_state",

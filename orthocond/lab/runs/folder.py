@@ -13,11 +13,12 @@ from warnings import warn
 
 from orthocond._checks import check_count
 from orthocond.lab.config import to_json
-from orthocond.lab.runs import checkpoint, ranks
+from orthocond.lab.runs import checkpoint, ranks, status
 from orthocond.lab.runs.checkpoint import Checkpoint
 from orthocond.lab.runs.files import append_line, drop_half_line, explained, sync, truncate, write_atomically
 from orthocond.lab.runs.metrics import encode_line, json_safe, read_lines
 from orthocond.lab.runs.state import dump_json
+from orthocond.lab.runs.status import State, Status
 
 try:
     import fcntl
@@ -32,11 +33,12 @@ class Run:
 
     ==================  ===============================================================================================
     ``config.json``     The configuration
+    ``status.json``     How far it has come; see `Status`
     ``metrics.jsonl``   One JSON object a line: ``step``, ``epoch`` if given, and the metrics; the same for equal runs
     ``times.jsonl``     For each of these lines ``step``, ``seconds`` since the start of the run, and other timings
     ``log.txt``         What happened, for people
     ``checkpoints/``    The last checkpoint and the one before, safetensors and JSON
-    ``figures/``        Yours
+    ``figures/``        Pictures: samples that a GAN draws while it trains, and whatever you put there
     ==================  ===============================================================================================
 
     A process can be killed at any moment: `resume` gives back the newest good checkpoint and cuts what was logged
@@ -139,6 +141,39 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    # Status
+
+    @property
+    def status(self) -> Status:
+        """How far the run has come. For a folder without ``status.json`` it follows from the metrics and the log.
+
+        Raises:
+            ValueError: If a file is damaged; the text names it.
+        """
+        return status.read(self.path) or status.from_metrics(self.metrics(), self.path / _LOG)
+
+    def set_status(self, state: State, step: int | None = None, message: str = "") -> None:
+        """Replace the record of how far the run has come. Does nothing on other ranks than 0.
+
+        `create` writes ``created``, `resume` writes ``running``, `Guard` writes ``stopped``, ``diverged`` and
+        ``failed``. The loop itself has to write ``finished`` after its last step is saved.
+
+        Args:
+            state: The new state; see `Status`.
+            step: The step; that of the record before, if None.
+            message: Why, in one line.
+
+        Raises:
+            ValueError: If there is no such state, or ``step`` is not an integer of at least 0.
+            RuntimeError: If another process writes to the run.
+            OSError: If the disk is full or read-only; the record is then as before.
+        """
+        if step is not None:
+            check_count(step, "Run.set_status(step=...)", 0)
+        if ranks.rank() == 0:
+            self._claim()
+            status.write(self.path, state, self.status.step if step is None else step, message)
 
     # Metrics
 
@@ -275,6 +310,7 @@ class Run:
             for reason in found.skipped if found else ():
                 self.note(reason)
             self.note(f"Resumed after step {found.step}." if found else "Started from the beginning.")
+            self.set_status("running", found.step if found else 0)
             return b""
 
         ranks.from_rank_0(cut)
@@ -332,6 +368,7 @@ def _make_folder(root: Path, name: str, config: dict[str, Any]) -> Path:
     except OSError as error:
         raise explained(error, root / name, len(text)) from error
     write_atomically(reserved / _CONFIG, text)
+    status.write(reserved, "created", 0)
     return reserved.rename(root / f"{number:05d}-{name}")
 
 

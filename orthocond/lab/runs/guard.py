@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from orthocond.lab.runs import checkpoint, ranks
 from orthocond.lab.runs.folder import Run
+from orthocond.lab.runs.status import State
 from orthocond.matrix import solver_failures
 from orthocond.matrix.spectra import spectrum
 
@@ -24,6 +25,10 @@ _LISTED = 5  # names in a diagnosis, before "and so many more"
 
 class Guard:
     """Watch a training loop: it stops when the loss is not finite, and ends a step and saves when it is asked to stop.
+
+    How the ``with`` block ends becomes the status of the run: ``stopped`` after a signal, ``diverged`` after a
+    FloatingPointError (that of `check`, or your own), ``failed`` after another error. After its last step the loop
+    writes ``run.set_status("finished", step)`` itself.
 
     The first Ctrl-C (SIGINT) or SIGTERM sets a flag that `should_stop` reads at the end of the step; one that comes a
     second later or more acts as without guard, so a second Ctrl-C aborts at once. `exit_code` is then 128 plus the
@@ -75,6 +80,7 @@ class Guard:
         self._previous: dict[signal.Signals, Any] = {}
         self._received = 0
         self._since = 0.0
+        self._step: int | None = None
         self._process = os.getpid()
 
     def __enter__(self) -> Self:
@@ -84,8 +90,13 @@ class Guard:
         self._previous = {s: signal.signal(s, self._receive) for s in self._signals}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._restore()
+        if kind is None and self._received:
+            self._run.set_status("stopped", self._step, f"Stopped by {signal.Signals(self._received).name}")
+        elif kind is not None:
+            with contextlib.suppress(OSError):  # of a full disk, which must not hide the error that ended the loop
+                self._run.set_status(*_ending(kind, error, self._step))
 
     @property
     def exit_code(self) -> int:
@@ -110,6 +121,7 @@ class Guard:
         Raises:
             FloatingPointError: If it is NaN or infinite; the text is the diagnosis.
         """
+        self._step = step
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         if not ranks.largest(int(not math.isfinite(value))):
             return
@@ -151,6 +163,16 @@ class Guard:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+
+
+def _ending(kind: type[BaseException], error: BaseException | None, step: int | None) -> tuple[State, int | None, str]:
+    """State, step and message of a run that an error has ended."""
+    if not issubclass(kind, Exception):
+        return "stopped", step, f"Aborted by {kind.__name__}"
+    first = str(error).strip().partition("\n")[0].rstrip(".")
+    if issubclass(kind, FloatingPointError):
+        return "diverged", step, first
+    return "failed", step, f"{kind.__name__}: {first}"
 
 
 def _not_finite(model: nn.Module) -> list[str]:

@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -18,8 +17,6 @@ from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.runs.metrics import from_json_safe, json_safe
 
 _DIGITS = 6  # of each number; enough for a tenth of an image in ten thousand, and a third of the space of all
-_NOT_FINITE = re.compile(r"The loss is \S+ at step \d+")
-_BEGIN = re.compile(r"Started from the beginning\.|Resumed after step \d+\.")
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Record:
         name: Name of its folder.
         config: Its configuration.
         metrics: Its lines of metrics, with the timings of the same steps; numbers have six digits.
-        stopped: What its log says about a loss that was not finite and ended it; None otherwise.
+        stopped: The message of its status if it has diverged; None otherwise.
         evaluation: What `experiments.assess` found at its end; None if it was not asked.
         path: Its folder; None for a kept copy.
     """
@@ -63,13 +60,13 @@ def read_run(run: Run, config: Config) -> Record:
     lines = run.metrics()
     for line, timing in zip(lines, run.times(), strict=False):  # a process may be writing the last one
         line |= {key: value for key, value in timing.items() if key not in ("step", "seconds")}
-    log = run.path / "log.txt"
-    last = _BEGIN.split(log.read_text(errors="replace"))[-1] if log.is_file() else ""
-    stopped = _NOT_FINITE.search(last)
+    status = run.status
     file = run.path / EVALUATION
     evaluation = _rounded(from_json_safe(json.loads(file.read_text()))) if file.is_file() else None
     metrics = [_rounded(line) for line in lines]
-    return Record(run.path.name, config, metrics, stopped[0] if stopped else None, evaluation, run.path)
+    return Record(
+        run.path.name, config, metrics, status.message if status.state == "diverged" else None, evaluation, run.path
+    )
 
 
 def _rounded(value: Any) -> Any:

@@ -1,0 +1,88 @@
+"""How far a run has come: a small record in its folder, replaced as a whole whenever it changes."""
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from orthocond.lab.runs.files import write_atomically
+
+State = Literal["created", "running", "stopped", "finished", "diverged", "failed"]
+FILE = "status.json"
+_BEGIN = re.compile(r"Started from the beginning\.|Resumed after step \d+\.")
+_NOT_FINITE = re.compile(r"The loss is \S+ at step \d+")
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run has come.
+
+    ============  =====================================================================================================
+    ``created``   It has a folder and has not begun.
+    ``running``   A process has begun or resumed it. If that process was killed, nobody has changed this word.
+    ``stopped``   A signal ended it after its state was saved, or at once at a second Ctrl-C; it can be resumed.
+    ``finished``  It made its last step.
+    ``diverged``  A loss or gradient was not finite.
+    ``failed``    Another error ended it.
+    ============  =====================================================================================================
+
+    Attributes:
+        state: One of these words.
+        step: The last step that was known when the record was written.
+        message: Why it stopped, diverged or failed, in one line; empty otherwise.
+        updated: When the record was written, as UTC time in ISO 8601; empty for folders that have no record.
+    """
+
+    state: State
+    step: int = 0
+    message: str = ""
+    updated: str = ""
+
+
+def write(folder: Path, state: State, step: int, message: str = "") -> None:
+    """Replace the record in a run folder.
+
+    Raises:
+        ValueError: If there is no such state.
+        OSError: If it cannot be written; the record is then as before.
+    """
+    if state not in get_args(State):
+        raise ValueError(f"A run's state needs one of {', '.join(get_args(State))}; got {state!r}.")
+    updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    text = json.dumps(asdict(Status(state, step, message, updated)), indent=2)
+    write_atomically(folder / FILE, text.encode() + b"\n")
+
+
+def read(folder: Path) -> Status | None:
+    """The record in a run folder; None if the folder has none.
+
+    Raises:
+        ValueError: If the file is damaged; the text names it.
+    """
+    path = folder / FILE
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        status = Status(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and the status follows from the metrics.") from error
+    if status.state not in get_args(State) or type(status.step) is not int:
+        raise ValueError(
+            f"{path} is damaged (state {status.state!r}); delete it, and the status follows from the metrics."
+        )
+    return status
+
+
+def from_metrics(lines: list[dict[str, Any]], log: Path) -> Status:
+    """The status of a folder without a record, from its last line of metrics and what its log says at the end."""
+    step = lines[-1].get("step", 0) if lines else 0
+    if lines and lines[-1].get("finished"):
+        return Status("finished", step)
+    last = _BEGIN.split(log.read_text(errors="replace"))[-1] if log.is_file() else ""
+    if found := _NOT_FINITE.search(last):
+        return Status("diverged", step, found[0])
+    return Status("stopped" if lines else "created", step)
