@@ -17,7 +17,7 @@ def images(n=64, channels=3, height=16, width=16):
 
 
 def apply(name, x, **settings):
-    return augment(x, (name,), **{"probability": 1.0, "generator": seeded()} | settings)
+    return augment(x, (name,), **{"probability": 1.0, "rng": seeded()} | settings)
 
 
 # values
@@ -113,11 +113,11 @@ def test_every_place_of_the_cut_is_as_likely(length):
 
 def test_chances_and_who_shares_them():
     x = images(1000)
-    changed = (augment(x, ("brightness",), generator=seeded()) != x).flatten(1).any(1)
+    changed = (augment(x, ("brightness",), rng=seeded()) != x).flatten(1).any(1)
     assert abs(changed.double().mean() - 0.6) < 0.06
     rates = []
     for seed in range(200):
-        y = augment(x[:4], ("brightness",), each="batch", generator=seeded(seed))
+        y = augment(x[:4], ("brightness",), each="batch", rng=seeded(seed))
         changed = (y != x[:4]).flatten(1).any(1)
         assert changed.all() or not changed.any()
         rates.append(float(changed[0]))
@@ -130,7 +130,7 @@ def test_chances_and_who_shares_them():
 @pytest.mark.parametrize("each", ["image", "batch"])
 def test_random_numbers(each):
     x = images(8)
-    first, same, other = (augment(x, each=each, probability=1.0, generator=seeded(s)) for s in (1, 1, 2))
+    first, same, other = (augment(x, each=each, probability=1.0, rng=seeded(s)) for s in (1, 1, 2))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
     torch.manual_seed(3)
@@ -139,21 +139,21 @@ def test_random_numbers(each):
     assert torch.equal(augment(x, each=each), a)
     states = []
     for probability in (0.0, 0.5, 1.0):
-        generator = seeded()
-        augment(x, each=each, probability=probability, generator=generator)
-        states.append(generator.get_state())
+        rng = seeded()
+        augment(x, each=each, probability=probability, rng=rng)
+        states.append(rng.get_state())
     assert all(torch.equal(s, states[0]) for s in states)
 
 
 def test_policy_is_applied_in_order():
     x = images(4)
-    generator = seeded()
+    rng = seeded()
     stepwise = x
     for name in ("cutout", "brightness"):
-        stepwise = augment(stepwise, (name,), generator=generator)
-    assert torch.equal(augment(x, ("cutout", "brightness"), generator=seeded()), stepwise)
+        stepwise = augment(stepwise, (name,), rng=rng)
+    assert torch.equal(augment(x, ("cutout", "brightness"), rng=seeded()), stepwise)
     assert torch.equal(augment(x, ()), x)
-    assert torch.equal(augment(x, "cutout", generator=seeded()), augment(x, ("cutout",), generator=seeded()))
+    assert torch.equal(augment(x, "cutout", rng=seeded()), augment(x, ("cutout",), rng=seeded()))
     assert not torch.equal(x, stepwise)
 
 

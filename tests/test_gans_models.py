@@ -171,10 +171,10 @@ def test_discriminator_ends_as_the_originals():
 def test_noise_given_or_drawn():
     g = tiny_eigen()
     z = torch.randn(4, g.z_dim)
-    seeded = [g(z, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    seeded = [g(z, rng=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
     assert torch.equal(seeded[0], seeded[1])
     assert not torch.equal(seeded[0], seeded[2])
-    assert torch.equal(seeded[0], g(z, g.sample_noise(4, generator=torch.Generator().manual_seed(1))))
+    assert torch.equal(seeded[0], g(z, g.sample_noise(4, rng=torch.Generator().manual_seed(1))))
     assert not torch.equal(g(z), g(z))
     one = g.sample_noise(1)
     torch.testing.assert_close(g(z, one), g(z, one.repeat(4, 1)), rtol=0, atol=0)
@@ -297,7 +297,7 @@ def test_double_and_autocast(name):
         (lambda: tiny_eigen()([1.0]), TypeError, "torch.Tensor"),
         (lambda: tiny_eigen()(torch.randn(2, 6), torch.randn(2, 4)), ValueError, r"noise \(2, 5\)"),
         (lambda: tiny_eigen()(torch.randn(2, 6), torch.randn(3, 5)), ValueError, r"noise \(2, 5\)"),
-        (lambda: tiny_eigen()(torch.randn(2, 6), torch.randn(5), generator=torch.Generator()), ValueError, "both"),
+        (lambda: tiny_eigen()(torch.randn(2, 6), torch.randn(5), rng=torch.Generator()), ValueError, "both"),
         (lambda: SubspaceLayer(5, 4), ValueError, "at least as many dimensions"),
         (lambda: SimpleGenerator(48), ValueError, "power of two"),
         (lambda: SimpleGenerator(16, 0), ValueError, r"z_dim=\.\.\."),
@@ -322,6 +322,6 @@ def test_state_dict_round_trip(name):
     g, other = GENERATORS[name](), GENERATORS[name]()
     other.load_state_dict(g.state_dict())
     z = torch.randn(2, g.z_dim)
-    noise = {"generator": torch.Generator().manual_seed(0)} if name == "eigen" else {}
-    again = {"generator": torch.Generator().manual_seed(0)} if name == "eigen" else {}
+    noise = {"rng": torch.Generator().manual_seed(0)} if name == "eigen" else {}
+    again = {"rng": torch.Generator().manual_seed(0)} if name == "eigen" else {}
     assert torch.equal(g(z, **noise), other(z, **again))

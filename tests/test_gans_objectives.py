@@ -119,8 +119,12 @@ def test_gradient_penalty_is_taken_between_the_images(center):
     real, fake = images(), images(seed=2)
     t = torch.rand(5, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     norms = ((t * real.flatten(1) + (1 - t) * fake.flatten(1)) @ a + b).norm(dim=1)
-    value = gradient_penalty(d, real, fake, center=center, generator=torch.Generator().manual_seed(3))
+    value = gradient_penalty(d, real, fake, center=center, rng=torch.Generator().manual_seed(3))
     torch.testing.assert_close(value.detach(), (norms - center).square().mean())
+    state = torch.get_rng_state()
+    for given in (t, t.flatten(), t[:, :, None, None].float()):
+        torch.testing.assert_close(gradient_penalty(d, real, fake, center=center, t=given), value, rtol=1e-6, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
 
 
 def test_lazy_r1_means_the_same_at_every_interval():
@@ -149,8 +153,8 @@ def test_lazy_r1_does_no_work_between():
 PENALTIES = {
     "r1": lambda d, x: r1(d, x),
     "r2": lambda d, x: r2(d, x),
-    "one": lambda d, x: gradient_penalty(d, x, -x, generator=torch.Generator().manual_seed(0)),
-    "zero": lambda d, x: gradient_penalty(d, x, -x, center=0, generator=torch.Generator().manual_seed(0)),
+    "one": lambda d, x: gradient_penalty(d, x, -x, rng=torch.Generator().manual_seed(0)),
+    "zero": lambda d, x: gradient_penalty(d, x, -x, center=0, rng=torch.Generator().manual_seed(0)),
 }
 
 
@@ -194,6 +198,12 @@ def test_gradient_penalty_at_a_flat_discriminator_has_no_nan():
         (lambda: r2(lambda x: x.sum(), [1]), TypeError, "torch.Tensor"),
         (lambda: gradient_penalty(lambda x: x, images(5), images(4)), ValueError, "as many fake images"),
         (lambda: gradient_penalty(lambda x: x, images(), images(), center=-1), ValueError, "at least 0"),
+        (lambda: gradient_penalty(lambda x: x, images(5), images(5), t=torch.rand(4)), ValueError, "one t a pair, 5"),
+        (
+            lambda: gradient_penalty(lambda x: x, images(), images(), t=torch.rand(5), rng=torch.Generator()),
+            ValueError,
+            "got both",
+        ),
         (lambda: LazyR1(interval=0), ValueError, "at least 1"),
         (lambda: LazyR1(weight=math.nan), ValueError, "finite"),
         (lambda: EMA(nn.Linear(1, 1)), ValueError, "got none"),

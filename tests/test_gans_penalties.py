@@ -61,14 +61,14 @@ def test_hessian_penalty_of_a_quadratic_network(derivative):
         return torch.einsum("ni,eij,nj->ne", z, a, z)
 
     expected = off_diagonal(a + a.mT).mean()
-    value = hessian_penalty(network, z, derivative=derivative, generator=seeded())
+    value = hessian_penalty(network, z, derivative=derivative, rng=seeded())
     torch.testing.assert_close(value, expected, rtol=0.03, atol=0)
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 def test_orthogonal_jacobian_of_a_linear_network(derivative):
     w, z = normal(3, 7), normal(20_000, 3, seed=1)
-    value = orthogonal_jacobian(lambda z: z @ w, z, derivative=derivative, generator=seeded())
+    value = orthogonal_jacobian(lambda z: z @ w, z, derivative=derivative, rng=seeded())
     torch.testing.assert_close(value, off_diagonal(w @ w.mT), rtol=0.03, atol=0)
 
 
@@ -77,13 +77,13 @@ def test_two_vectors_by_hand(derivative):
     """With two latents vᵀHv = H11 + H22 ± 2 H12: two vectors give 0 or 8 H12²."""
     z = normal(1, 2)
     found = {
-        round(float(hessian_penalty(lambda z: 3 * z.prod(1), z, derivative=derivative, generator=seeded(s))), 6)
+        round(float(hessian_penalty(lambda z: 3 * z.prod(1), z, derivative=derivative, rng=seeded(s))), 6)
         for s in range(20)
     }
     assert found == {0.0, 72.0}
     w = torch.tensor([[1.0, 0.0], [2.0, 1.0]], dtype=torch.float64)
     found = {
-        round(float(orthogonal_jacobian(lambda z: z @ w, z, derivative=derivative, generator=seeded(s))), 6)
+        round(float(orthogonal_jacobian(lambda z: z @ w, z, derivative=derivative, rng=seeded(s))), 6)
         for s in range(20)
     }
     assert found == {0.0, 32.0}  # |Jv|² is 6 ± 4
@@ -108,8 +108,8 @@ def test_exact_forms_equal_full_hessian_and_jacobian(blocks):
         full = [hessian(lambda x: g(x[None])[0])(x) for x in z]
         jacobians = [jacrev(lambda x: g(x[None])[0].flatten())(x) for x in z]
         many = z.repeat(1000, 1)
-        value = hessian_penalty(g, many, derivative="exact", generator=seeded())
-        other = orthogonal_jacobian(g, many, generator=seeded())
+        value = hessian_penalty(g, many, derivative="exact", rng=seeded())
+        other = orthogonal_jacobian(g, many, rng=seeded())
     torch.testing.assert_close(value, torch.stack([off_diagonal(h) for h in full]).mean(), rtol=0.1, atol=0)
     expected = torch.stack([off_diagonal(j.mT @ j) for j in jacobians]).mean()
     torch.testing.assert_close(other, expected, rtol=0.1, atol=0)
@@ -134,8 +134,8 @@ def test_derivatives_along_vectors(name):
 
     settings = {"layers": None, "vectors": 3, "derivative": "exact", "eps": 0.1, "caller": "test"}
     with torch.no_grad():
-        (first,) = along(network, z, 1, generator=seeded(), **settings)
-        (second,) = along(network, z, 2, generator=seeded(), **settings)
+        (first,) = along(network, z, 1, rng=seeded(), **settings)
+        (second,) = along(network, z, 2, rng=seeded(), **settings)
         draw = seeded()
         signs = [1 - 2 * (torch.rand(3, 4, dtype=torch.float64, generator=draw) < 0.5).double() for _ in range(3)]
         jacobian = jacrev(network)(z).flatten(-2)
@@ -148,10 +148,10 @@ def test_derivatives_along_vectors(name):
 def test_differences_converge_to_the_derivative():
     g, z = smooth(), normal(2, 4)
     for penalty in PENALTIES.values():
-        exact = penalty(g, z, derivative="exact", generator=seeded()).detach()
+        exact = penalty(g, z, derivative="exact", rng=seeded()).detach()
         errors = []
         for eps in (1e-2, 1e-3):
-            found = penalty(g, z, derivative="difference", eps=eps, generator=seeded()).detach()
+            found = penalty(g, z, derivative="difference", eps=eps, rng=seeded()).detach()
             errors.append(abs(float(found / exact) - 1))
         assert errors[1] < 1e-2
         assert errors[1] < 0.2 * errors[0]
@@ -168,14 +168,14 @@ def test_reductions_and_layers(name, derivative):
     layers = [g.convolutions[1], g.blocks[0], g]
     settings = {"derivative": derivative, "vectors": 3, "eps": 0.1}
     order = 2 if name == "hessian" else 1
-    found = along(g, z, order, layers=layers, generator=seeded(), caller="test", **settings)
+    found = along(g, z, order, layers=layers, rng=seeded(), caller="test", **settings)
     values = [d.var(0) if name == "hessian" else d.flatten(2).norm(dim=2).square().var(0) for d in found]
     assert [v.shape[1:] for v in found] == [(3, 3, 8, 8)] * 3
     for reduction, function in (("mean", torch.mean), ("max", torch.max)):
-        total = PENALTIES[name](g, z, layers=layers, reduction=reduction, generator=seeded(), **settings)
+        total = PENALTIES[name](g, z, layers=layers, reduction=reduction, rng=seeded(), **settings)
         torch.testing.assert_close(total, sum(function(v) for v in values))
-    alone = PENALTIES[name](g, z, generator=seeded(), **settings)
-    torch.testing.assert_close(PENALTIES[name](g, z, layers=[g], generator=seeded(), **settings), alone)
+    alone = PENALTIES[name](g, z, rng=seeded(), **settings)
+    torch.testing.assert_close(PENALTIES[name](g, z, layers=[g], rng=seeded(), **settings), alone)
 
 
 def test_first_projection_has_no_hessian_and_a_constant_gram():
@@ -183,7 +183,7 @@ def test_first_projection_has_no_hessian_and_a_constant_gram():
     first = [g.first_projection]
     w = g.first_projection.weight.flatten(1).detach()
     assert hessian_penalty(g, z, layers=first) < 1e-20
-    value = orthogonal_jacobian(g, normal(5000, 4), layers=first, generator=seeded()).detach()
+    value = orthogonal_jacobian(g, normal(5000, 4), layers=first, rng=seeded()).detach()
     torch.testing.assert_close(value, off_diagonal(w @ w.mT), rtol=0.1, atol=0)
 
 
@@ -199,13 +199,11 @@ def test_what_comes_after_the_layers_is_not_run():
 
 def test_relative_does_not_depend_on_scale_and_size():
     w, z = normal(3, 7), normal(2, 3)
-    value = orthogonal_jacobian(lambda z: z @ w, z, relative=True, generator=seeded(1))
-    other = orthogonal_jacobian(
-        lambda z: 5 * (z @ w)[:, :, None].expand(-1, -1, 4), z, relative=True, generator=seeded(1)
-    )
+    value = orthogonal_jacobian(lambda z: z @ w, z, relative=True, rng=seeded(1))
+    other = orthogonal_jacobian(lambda z: 5 * (z @ w)[:, :, None].expand(-1, -1, 4), z, relative=True, rng=seeded(1))
     assert value > 1e-4
     torch.testing.assert_close(value, other)
-    many = orthogonal_jacobian(lambda z: z @ w, z, relative=True, vectors=500, generator=seeded())
+    many = orthogonal_jacobian(lambda z: z @ w, z, relative=True, vectors=500, rng=seeded())
     gram = w @ w.mT
     torch.testing.assert_close(many, off_diagonal(gram) / gram.trace() ** 2, rtol=0.1, atol=0)
 
@@ -221,7 +219,7 @@ def test_kinks_are_seen_by_differences_only():
         return z.sum(1).abs()
 
     assert hessian_penalty(network, z, derivative="exact") == 0
-    assert hessian_penalty(network, z, generator=seeded()) > 1
+    assert hessian_penalty(network, z, rng=seeded()) > 1
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
@@ -234,23 +232,23 @@ def test_noise_of_the_generator_is_the_same_in_all_evaluations(penalty, derivati
     fixed = noise + torch.randn(2, 4, dtype=torch.float64)
     torch.manual_seed(7)
     value = penalty(
-        lambda z: g(z, noise + torch.randn(2, 4, dtype=torch.float64)), z, derivative=derivative, generator=seeded()
+        lambda z: g(z, noise + torch.randn(2, 4, dtype=torch.float64)), z, derivative=derivative, rng=seeded()
     )
-    torch.testing.assert_close(value, penalty(lambda z: g(z, fixed), z, derivative=derivative, generator=seeded()))
+    torch.testing.assert_close(value, penalty(lambda z: g(z, fixed), z, derivative=derivative, rng=seeded()))
     torch.manual_seed(7)
-    a = penalty(g, z, derivative=derivative, generator=seeded())
+    a = penalty(g, z, derivative=derivative, rng=seeded())
     torch.manual_seed(7)
-    assert torch.equal(a, penalty(g, z, derivative=derivative, generator=seeded()))
+    assert torch.equal(a, penalty(g, z, derivative=derivative, rng=seeded()))
 
 
 def test_samples_do_not_mix():
     g, z = smooth(), normal(2, 4)
     signs = {"layers": None, "vectors": 2, "derivative": "exact", "eps": 0.1, "caller": "test"}
-    both = along(g, z, 2, generator=seeded(), **signs)[0]
+    both = along(g, z, 2, rng=seeded(), **signs)[0]
     assert both.shape == (2, 2, 3, 8, 8)
     moved = z.clone()
     moved[1] += 1
-    torch.testing.assert_close(along(g, moved, 2, generator=seeded(), **signs)[0][:, 0], both[:, 0])
+    torch.testing.assert_close(along(g, moved, 2, rng=seeded(), **signs)[0][:, 0], both[:, 0])
 
 
 # gradients
@@ -269,7 +267,7 @@ def test_gradients_reach_the_parameters(name, derivative, reduction):
             h = torch.nn.functional.instance_norm((z @ w).view(-1, 2, 4), weight=scale, eps=0.1)
             return h.tanh()
 
-        return PENALTIES[name](network, z, derivative=derivative, reduction=reduction, generator=seeded(2))
+        return PENALTIES[name](network, z, derivative=derivative, reduction=reduction, rng=seeded(2))
 
     assert value(w, scale) > 1e-6
     assert gradcheck(value, (w, scale))
@@ -279,7 +277,7 @@ def test_gradients_reach_the_parameters(name, derivative, reduction):
 def test_exact_gradients_of_a_generator(name):
     """Against numerical differences of the value in one direction of all parameters."""
     g, z = smooth(), normal(2, 4)
-    value = lambda: PENALTIES[name](g, z, derivative="exact", generator=seeded())  # noqa: E731
+    value = lambda: PENALTIES[name](g, z, derivative="exact", rng=seeded())  # noqa: E731
     value().backward()
     direction = [normal(*p.shape, seed=i) for i, p in enumerate(g.parameters())]
     slope = sum((p.grad * d).sum() for p, d in zip(g.parameters(), direction, strict=True))
@@ -323,7 +321,7 @@ class Oracle:
 
 def test_one_latent_changes():
     z, oracle = normal(4000, 5), Oracle()
-    latent_predictability(lambda z: z, z, oracle, step=0.5, generator=seeded())
+    latent_predictability(lambda z: z, z, oracle, step=0.5, rng=seeded())
     change = oracle.after - oracle.before
     assert torch.equal(oracle.before, z)
     assert ((change != 0).sum(1) == 1).all()
@@ -387,9 +385,9 @@ def test_generator_and_predictor_learn_together():
 @pytest.mark.parametrize("name", PENALTIES)
 def test_half_precision_is_left(name):
     g, z = SimpleGenerator(8, 4, 3), torch.randn(2, 4)
-    plain = PENALTIES[name](g, z, generator=seeded())
+    plain = PENALTIES[name](g, z, rng=seeded())
     with torch.autocast("cpu", torch.bfloat16):
-        inside = PENALTIES[name](g, z, generator=seeded())
+        inside = PENALTIES[name](g, z, rng=seeded())
     assert inside.dtype == torch.float32
     assert torch.equal(inside, plain)
     with torch.no_grad():

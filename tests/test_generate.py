@@ -222,6 +222,14 @@ def test_penalties_of_the_discriminator_come_at_their_intervals(tmp_path):
         assert [m["step"] for m in lines if "discriminator_penalty" in m] == expected
 
 
+def test_a_step_with_a_gradient_penalty_draws_nothing_from_the_global_state(tmp_path):
+    states = []
+    for penalty in ("none", "gp"):
+        config = short(tiny(objective=GanObjective(penalty=penalty, penalty_interval=1)), 2)
+        states.append(trained(tmp_path, config).load().state["rng"]["ranks"][0]["torch"])
+    assert torch.equal(*states)
+
+
 def test_the_learning_rate_falls_to_zero_in_the_end(tmp_path):
     config = short(tiny(), 6)
     config = replace(config, schedule=replace(config.schedule, constant=0.5))

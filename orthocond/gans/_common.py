@@ -1,4 +1,4 @@
-"""What the models share: checks of sizes, latents and images, and random numbers from a generator of any device."""
+"""What the models share: checks of sizes, latents and images, and random numbers."""
 
 import torch
 from torch import Tensor
@@ -37,13 +37,13 @@ def check_images(images: Tensor, channels: int, size: int, caller: str) -> Tenso
     return images
 
 
-def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Uniform numbers in [0, 1) of the dtype and device of ``like``, drawn on the device of the generator."""
-    device = like.device if generator is None else generator.device
-    return torch.rand(shape, dtype=like.dtype, device=device, generator=generator).to(like.device)
+def uniform(shape: tuple[int, ...], like: Tensor, rng: torch.Generator | None) -> Tensor:
+    """Uniform numbers in [0, 1) of the dtype and device of ``like``, drawn on the device of ``rng``."""
+    device = like.device if rng is None else rng.device
+    return torch.rand(shape, dtype=like.dtype, device=device, generator=rng).to(like.device)
 
 
-def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Normal numbers of the dtype and device of ``like``, drawn on the device of the generator."""
-    device = like.device if generator is None else generator.device
-    return torch.randn(shape, dtype=like.dtype, device=device, generator=generator).to(like.device)
+def normal(shape: tuple[int, ...], like: Tensor, rng: torch.Generator | None) -> Tensor:
+    """Normal numbers of the dtype and device of ``like``, drawn on the device of ``rng``."""
+    device = like.device if rng is None else rng.device
+    return torch.randn(shape, dtype=like.dtype, device=device, generator=rng).to(like.device)

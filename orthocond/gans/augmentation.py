@@ -86,7 +86,7 @@ def augment(
     *,
     probability: float = 0.6,
     each: str = "image",
-    generator: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     """Change images at random, so that few of them suffice to train a discriminator.
 
@@ -105,7 +105,7 @@ def augment(
         probability: With which each function is applied; 1 in DiffAugment itself.
         each: ``"image"``: it is decided for each image on its own. ``"batch"``: for all of them at once, as in the
             paper's EigenGAN, where a batch without any augmentation is one in a hundred.
-        generator: Draws instead of torch's random state. The number of draws depends on shape and policy only.
+        rng: Draws instead of torch's random state. The number of draws depends on shape and policy only.
 
     Returns:
         Images of the same shape and dtype.
@@ -117,7 +117,7 @@ def augment(
     Example:
         >>> from orthocond.gans import augment
         >>> x = torch.rand(4, 3, 32, 32) * 2 - 1
-        >>> augment(x, ("translation", "cutout"), generator=torch.Generator().manual_seed(0)).shape
+        >>> augment(x, ("translation", "cutout"), rng=torch.Generator().manual_seed(0)).shape
         torch.Size([4, 3, 32, 32])
 
     References:
@@ -135,7 +135,7 @@ def augment(
     check_choice(each, "augment(each=...)", ("image", "batch"))
     x = x.to(at_least_float32(x.dtype))  # half precision has too few random numbers
     for name in policy:
-        chosen = uniform((len(x) if each == "image" else 1, 1, 1, 1), x, generator) < probability
-        parameters = uniform((len(x), 2, 1, 1, 1), x, generator)
+        chosen = uniform((len(x) if each == "image" else 1, 1, 1, 1), x, rng) < probability
+        parameters = uniform((len(x), 2, 1, 1, 1), x, rng)
         x = torch.where(chosen, _FUNCTIONS[name](x, parameters), x)
     return x.to(images.dtype)

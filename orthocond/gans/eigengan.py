@@ -107,7 +107,7 @@ class EigenGenerator(nn.Module):
 
     with transposed convolutions f after a leaky ReLU and s without. There is no normalization.
 
-    The noise is drawn anew at each call from torch's random state, unless it is given: pass ``noise`` or ``generator``,
+    The noise is drawn anew at each call from torch's random state, unless it is given: pass ``noise`` or ``rng``,
     or call `same_noise` where several latents need the same one.
 
     Args:
@@ -180,32 +180,32 @@ class EigenGenerator(nn.Module):
         """Importance ``(layers, directions)`` of each direction, ``|l| · ‖U‖``; flatten it to match the latents."""
         return torch.stack([subspace.importance for subspace in self.subspaces])
 
-    def sample_noise(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+    def sample_noise(self, count: int, *, rng: torch.Generator | None = None) -> Tensor:
         """Draw noise ``(count, noise_dim)`` on the device of the model."""
-        return normal((count, self.noise_dim), self.fc.weight, generator)
+        return normal((count, self.noise_dim), self.fc.weight, rng)
 
-    def forward(self, z: Tensor, noise: Tensor | None = None, *, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, z: Tensor, noise: Tensor | None = None, *, rng: torch.Generator | None = None) -> Tensor:
         """Draw images.
 
         Args:
             z: Latents ``(N, z_dim)``, layer after layer, or ``(N, layers, directions)``.
             noise: ``(N, noise_dim)``, or ``(noise_dim,)`` or ``(1, noise_dim)`` for all images; drawn if None.
-            generator: Draws the noise instead of torch's random state.
+            rng: Draws the noise instead of torch's random state.
 
         Returns:
             Images ``(N, image_channels, size, size)`` in [-1, 1].
 
         Raises:
             TypeError: If an argument is not a floating-point tensor.
-            ValueError: If shapes do not match, or both ``noise`` and ``generator`` are given.
+            ValueError: If shapes do not match, or both ``noise`` and ``rng`` are given.
         """
         if isinstance(z, Tensor) and z.ndim == 3 and tuple(z.shape[1:]) == (self.layers, self.directions):
             z = z.flatten(1)
         z = check_latent(z, self.z_dim, "EigenGenerator")
         if noise is None:
-            noise = self.sample_noise(len(z), generator=generator)
-        elif generator is not None:
-            raise ValueError("EigenGenerator needs noise or a generator to draw it with; got both.")
+            noise = self.sample_noise(len(z), rng=rng)
+        elif rng is not None:
+            raise ValueError("EigenGenerator needs noise, or rng= to draw it with; got both.")
         elif (
             noise.shape[-1:] != (self.noise_dim,)
             or noise.ndim > 2

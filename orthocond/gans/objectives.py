@@ -165,7 +165,8 @@ def gradient_penalty(
     fake: Tensor,
     *,
     center: float = 1.0,
-    generator: torch.Generator | None = None,
+    t: Tensor | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     r"""Penalty of the discriminator's gradient between real and generated images.
 
@@ -177,13 +178,14 @@ def gradient_penalty(
         real: Real images.
         fake: As many generated ones. No gradient flows to their generator.
         center: The norm c to aim at.
-        generator: Draws t instead of torch's random state.
+        t: One number for each pair, from 0 (the generated image) to 1 (the real one); drawn if None.
+        rng: Draws t instead of torch's random state.
 
     Returns:
         A scalar.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: If the shapes differ, t has another number of entries, or both ``t`` and ``rng`` are given.
 
     Example:
         >>> from orthocond.gans import gradient_penalty
@@ -200,7 +202,13 @@ def gradient_penalty(
         raise ValueError(
             f"gradient_penalty needs as many fake images as real ones; got {tuple(real.shape)} and {tuple(fake.shape)}."
         )
-    t = uniform((len(real),) + (1,) * (real.ndim - 1), real, generator)
+    if t is None:
+        t = uniform((len(real),), real, rng)
+    elif rng is not None:
+        raise ValueError("gradient_penalty needs t, or rng= to draw it with; got both.")
+    elif t.numel() != len(real):
+        raise ValueError(f"gradient_penalty needs one t a pair, {len(real)}; got shape {tuple(t.shape)}.")
+    t = t.to(real).reshape(-1, *(1,) * (real.ndim - 1))
     gradient = _gradient(discriminator, torch.lerp(fake.detach(), real.detach(), t), "gradient_penalty")
     if center == 0:
         return gradient.square().sum(1).mean()

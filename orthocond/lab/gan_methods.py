@@ -127,23 +127,21 @@ def rival_penalty(
     if "lvp" in chosen:
         assert predictor is not None
         loss = "binary" if paper else "cross-entropy"
-        return method.lvp_weight * latent_predictability(network, z, predictor, loss=loss, generator=random)
+        return method.lvp_weight * latent_predictability(network, z, predictor, loss=loss, rng=random)
     if "hp" in chosen:
         if paper:  # the first projection is affine in z, so its Hessian is 0
             first = getattr(generator, "first_projection", None)
             layers = [layer for layer in _feature_layers(generator) if layer is not first]
-            value = hessian_penalty(network, z, layers=layers, reduction="max", generator=random)
+            value = hessian_penalty(network, z, layers=layers, reduction="max", rng=random)
         else:
-            value = hessian_penalty(network, z, generator=random)
+            value = hessian_penalty(network, z, rng=random)
         return method.hp_weight * value
     if "orojar" in chosen:
         if paper:
             layers = _feature_layers(generator)
-            value = orthogonal_jacobian(
-                network, z, layers=layers, derivative="difference", reduction="max", generator=random
-            )
+            value = orthogonal_jacobian(network, z, layers=layers, derivative="difference", reduction="max", rng=random)
         else:
-            value = orthogonal_jacobian(network, z, relative=True, generator=random)
+            value = orthogonal_jacobian(network, z, relative=True, rng=random)
         return method.orojar_weight * value
     return None
 

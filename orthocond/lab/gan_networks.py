@@ -80,7 +80,7 @@ def sample(generator: nn.Module, count: int, random: torch.Generator) -> tuple[T
     like = next(generator.parameters())
     z = torch.randn(count, generator.z_dim, generator=random).to(like.device)  # type: ignore[call-overload]
     draw: Any = getattr(generator, "sample_noise", None)
-    return z, None if draw is None else draw(count, generator=random)
+    return z, None if draw is None else draw(count, rng=random)
 
 
 def load_generator(run: Run) -> nn.Module:

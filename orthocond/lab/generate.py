@@ -287,7 +287,7 @@ class _Training:
             whole = images.new_zeros(len(images) * self.world_size, *images.shape[1:])
             whole[self.rank :: self.world_size] = images
         settings: dict[str, Any] = {"probability": objective.augment_probability, "each": objective.augment_each}
-        return self._own(augment(whole, objective.augment, generator=random, **settings))
+        return self._own(augment(whole, objective.augment, rng=random, **settings))
 
     def _step_discriminator(self, step: int, real: Tensor, random: torch.Generator, guard: Guard) -> dict[str, Tensor]:
         z, noise = self._sample(random)
@@ -312,8 +312,7 @@ class _Training:
             return r1(self.discriminator, real)
         whole = len(real) * self.world_size
         t = self._own(torch.rand(whole, 1, 1, 1, generator=random)).to(real.device)
-        between = torch.lerp(fake, real, t)  # drawn here for all processes; between equal images nothing is drawn
-        return gradient_penalty(self.discriminator, between, between, center=float(kind == "gp"))
+        return gradient_penalty(self.discriminator, real, fake, center=float(kind == "gp"), t=t)
 
     def _step_generator(self, step: int, random: torch.Generator, guard: Guard) -> dict[str, Tensor]:
         z, noise = self._sample(random)

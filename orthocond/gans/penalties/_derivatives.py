@@ -27,7 +27,7 @@ def along(
     vectors: int,
     derivative: str,
     eps: float,
-    generator: torch.Generator | None,
+    rng: torch.Generator | None,
     caller: str,
 ) -> list[Tensor]:
     """Derivatives of this order along Rademacher vectors, ``(vectors, N, ...)`` for each layer."""
@@ -40,7 +40,7 @@ def along(
         raise ValueError(f"{caller}(eps=...) needs a finite number above 0; got {eps!r}.")
     if layers is not None and (len(layers) == 0 or len(set(layers)) < len(layers)):
         raise ValueError(f"{caller}(layers=...) needs different modules of the network, or None for its output.")
-    signs = [rademacher(z, generator) for _ in range(vectors)]
+    signs = [rademacher(z, rng) for _ in range(vectors)]
 
     def run(z: Tensor) -> tuple[Tensor, ...]:
         return outputs(network, z, layers, caller)
@@ -51,9 +51,9 @@ def along(
     return [torch.stack(per_vector) for per_vector in zip(*found, strict=True)]
 
 
-def rademacher(z: Tensor, generator: torch.Generator | None) -> Tensor:
+def rademacher(z: Tensor, rng: torch.Generator | None) -> Tensor:
     """Independent signs of the shape of the latents."""
-    return 1 - 2 * (uniform(tuple(z.shape), z, generator) < 0.5).to(z.dtype)
+    return 1 - 2 * (uniform(tuple(z.shape), z, rng) < 0.5).to(z.dtype)
 
 
 class _Complete(Exception):

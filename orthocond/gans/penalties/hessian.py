@@ -15,7 +15,7 @@ def hessian_penalty(
     derivative: str = "difference",
     eps: float = 0.1,
     reduction: str = "mean",
-    generator: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     r"""Penalize latents that act on the output together: off-diagonal entries of the Hessians.
 
@@ -47,7 +47,7 @@ def hessian_penalty(
             mode; with two vectors and a backward pass, 4 times the cost of differences.
         eps: Step of the differences, for each latent.
         reduction: ``"mean"`` or ``"max"``, over entries and samples.
-        generator: Draws the vectors instead of torch's random state.
+        rng: Draws the vectors instead of torch's random state.
 
     Returns:
         A scalar, differentiable with respect to the parameters of the network.
@@ -75,7 +75,7 @@ def hessian_penalty(
         vectors=vectors,
         derivative=derivative,
         eps=eps,
-        generator=generator,
+        rng=rng,
         caller="hessian_penalty",
     )
     return torch.stack([reduce(d.var(0), reduction, "hessian_penalty") for d in found]).sum()

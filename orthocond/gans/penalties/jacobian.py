@@ -16,7 +16,7 @@ def orthogonal_jacobian(
     eps: float = 0.1,
     reduction: str = "mean",
     relative: bool = False,
-    generator: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     r"""Penalize latents that move the output in similar directions: off-diagonal entries of the Gram of the Jacobian.
 
@@ -47,7 +47,7 @@ def orthogonal_jacobian(
         eps: Step of the differences, for each latent.
         reduction: ``"mean"`` or ``"max"``, over samples.
         relative: Whether to divide by the squared mean.
-        generator: Draws the vectors instead of torch's random state.
+        rng: Draws the vectors instead of torch's random state.
 
     Returns:
         A scalar, differentiable with respect to the parameters of the network.
@@ -75,7 +75,7 @@ def orthogonal_jacobian(
         vectors=vectors,
         derivative=derivative,
         eps=eps,
-        generator=generator,
+        rng=rng,
         caller="orthogonal_jacobian",
     )
     total = []

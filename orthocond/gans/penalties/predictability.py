@@ -67,7 +67,7 @@ def latent_predictability(
     *,
     step: float = 1.0,
     loss: str = "cross-entropy",
-    generator: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> Tensor:
     r"""The loss of predicting which latent has changed, from the image before and after.
 
@@ -82,7 +82,7 @@ def latent_predictability(
         step: The s. In the method's original latents are uniform in [-2, 2] and s = 0.8.
         loss: ``"cross-entropy"``: softmax, as in the original. ``"binary"``: each latent on its own against 0 or 1,
             averaged over all, as in the paper's comparison, with s = 1.
-        generator: Draws the latents and changes instead of torch's random state.
+        rng: Draws the latents and changes instead of torch's random state.
 
     Returns:
         A scalar. A predictor that knows nothing has log(z_dim), or for ``"binary"`` about (1 + log(z_dim)) / z_dim.
@@ -108,9 +108,9 @@ def latent_predictability(
     if not 0 < step < float("inf"):
         raise ValueError(f"latent_predictability(step=...) needs a finite number above 0; got {step!r}.")
     count, z_dim = z.shape
-    device = z.device if generator is None else generator.device
-    changed = torch.randint(z_dim, (count,), device=device, generator=generator).to(z.device)
-    amount = step * normal((count, 1), z, generator)
+    device = z.device if rng is None else rng.device
+    changed = torch.randint(z_dim, (count,), device=device, generator=rng).to(z.device)
+    amount = step * normal((count, 1), z, rng)
     target = F.one_hot(changed, z_dim).to(z.dtype)
     before, after = same_noise(network, [z, z + amount * target])
     logits = predictor(before, after)
