@@ -14,7 +14,7 @@ from common import arguments, compare, save
 from PIL import Image
 from torch.nn import functional as F
 
-from orthocond.lab.backbones import resnet18
+from orthocond.lab.classification.networks.resnet import resnet18
 from orthocond.lab.data import Pipeline, load, read_factors, sprites
 
 BATCH = 128

@@ -11,7 +11,7 @@ from paired import percent, quartiles, ratios, take_turns
 from torch import nn
 
 from orthocond.folding import fold
-from orthocond.lab.backbones import resnet18
+from orthocond.lab.classification.networks.resnet import resnet18
 from orthocond.layers import DecorrelatedBatchNorm2d
 from orthocond.weights import orthogonal
 

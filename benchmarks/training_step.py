@@ -18,7 +18,7 @@ from paired import percent, quartiles, ratios, take_turns
 from torch import nn
 from torch.nn import functional as F
 
-from orthocond.lab.backbones import resnet18, resnet50
+from orthocond.lab.classification.networks.resnet import resnet18, resnet50
 from orthocond.layers import DecorrelatedBatchNorm2d
 from orthocond.monitor import ConditionMonitor
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat

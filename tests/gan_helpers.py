@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orthocond.lab.gan_presets import GanData, GanMethod, GanModel, GanObjective, GanSchedule, Generation
+from orthocond.lab.generation.config import GanData, GanMethod, GanModel, GanObjective, GanSchedule, Generation
 
 TINY = Generation(
     data=GanData("sprites", 16, limit=48, flip=True),

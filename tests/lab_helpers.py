@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orthocond.lab.presets import Classification, Data, Method, Model, Schedule
+from orthocond.lab.classification.config import Classification, Data, Method, Model, Schedule
 
 TINY = Classification(
     data=Data("sprites", size=16, crop_padding=2, flip=True, limit=160, held_out=100),

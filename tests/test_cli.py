@@ -224,7 +224,8 @@ def test_processes_of_torchrun_say_which_they_are(rank, printed, monkeypatch, ca
 
 
 def test_list_shows_all_names(capsys):
-    from orthocond.lab import data, gan_methods, methods
+    from orthocond.lab import data, methods
+    from orthocond.lab.generation import methods as gan_methods
 
     assert main(["list"]) == 0
     words = capsys.readouterr().out.split()

@@ -126,14 +126,14 @@ def test_dry_run_tells_settings_size_steps_and_time_and_leaves_nothing(runs, cap
     assert "Time: about" in text
     assert not runs.exists()
     config = replace_at(experiments.preset("dbn-sprites-small"), "data.size", 16)
-    from orthocond.lab.classify import load_data, prepare
+    from orthocond.lab.classification.task import load_data, prepare
 
     count = sum(p.numel() for p in prepare(config, load_data(config.data)).module.parameters())
     assert f"{count:,} parameters; SVD layer bn1, layer before it conv1" in text
 
 
 def test_dry_run_of_a_gan(runs, capsys):
-    from orthocond.lab.gan_networks import prepare
+    from orthocond.lab.generation.networks import prepare
 
     assert orthocond("train", "gan-sprites", "--dry-run", "--schedule.batch-size", 4, "--data.limit", 16) == 0
     generator, discriminator = prepare(experiments.preset("gan-sprites"))[:2]
@@ -221,7 +221,7 @@ def test_bench_takes_turns_and_refuses_no_repetition():
 
 
 def test_table_lists_what_there_is(capsys):
-    from orthocond.lab import tables
+    from orthocond.lab.tables import catalog as tables
 
     assert orthocond("table") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -231,7 +231,7 @@ def test_table_lists_what_there_is(capsys):
 
 @pytest.mark.parametrize(("option", "train"), [("--train", True), ("--no-train", False)])
 def test_table_passes_everything_on_and_prints_the_table(option, train, tmp_path, capsys, monkeypatch):
-    from orthocond.lab import tables
+    from orthocond.lab.tables import catalog as tables
 
     asked = {}
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from orthocond.cli import main
 from orthocond.cli.traverse import _steps
-from orthocond.lab.generate import train
+from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
 from orthocond.folding import FoldReport, PointwiseConv1d, fold
-from orthocond.lab.backbones import resnet18
+from orthocond.lab.classification.networks.resnet import resnet18
 from orthocond.layers import (
     CovariancePool2d,
     DecorrelatedBatchNorm1d,

@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from orthocond.lab import tables
 from orthocond.lab.bench import Times
+from orthocond.lab.classification import paper, timing
+from orthocond.lab.classification.config import Method
+from orthocond.lab.classification.presets import preset
+from orthocond.lab.classification.tables import TABLES
 from orthocond.lab.launch import Outcome
 from orthocond.lab.methods import NAMES
-from orthocond.lab.presets import Method, preset
 from orthocond.lab.runs import Run
-from orthocond.lab.tables import records, timing
-from orthocond.lab.tables.classification import TABLES
+from orthocond.lab.tables import catalog as tables
+from orthocond.lab.tables import records
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, label
 
 _SEEDS = 3
@@ -195,8 +197,8 @@ def test_every_row_with_a_number_of_the_paper_has_it():
             for numbers in experiment.numbers.values():
                 assert set(numbers) <= shown or len(shown) < len(numbers), table.name
     tables_rows = {t.name: {row.name for row in t.rows} for t in TABLES}
-    assert tables_rows["cifar-resnet50"] == set(tables.paper.RESNET50_CIFAR10)
-    assert tables_rows["gcp"] == set(tables.paper.GCP_TOP1) == set(tables.paper.GCP_FAILURES)
+    assert tables_rows["cifar-resnet50"] == set(paper.RESNET50_CIFAR10)
+    assert tables_rows["gcp"] == set(paper.GCP_TOP1) == set(paper.GCP_FAILURES)
 
 
 # Missing and stopped trainings

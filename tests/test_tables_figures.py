@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from orthocond.lab import tables
-from orthocond.lab.presets import Method, preset
-from orthocond.lab.tables import drawing, figures, records
+from orthocond.lab.classification import figures
+from orthocond.lab.classification.config import Method
+from orthocond.lab.classification.presets import preset
+from orthocond.lab.tables import catalog as tables
+from orthocond.lab.tables import drawing, records
 from orthocond.lab.tables.comparison import Outcome
 from orthocond.lab.tables.records import Record
 
@@ -152,7 +154,7 @@ def test_nothing_is_drawn_from_nothing():
 
 
 def test_wide_intervals_do_not_hide_the_others():
-    differences = [{"mean": 1.0, "low": -30.0, "high": 32.0}, {"mean": -1.5, "low": -2.0, "high": -1.0}]
+    found = [{"mean": 1.0, "low": -30.0, "high": 32.0}, {"mean": -1.5, "low": -2.0, "high": -1.0}]
     rows = [
         {"label": "SVD", "method": {"name": "svd"}, "measures": {"error": {}, "recalibrated": {}}},
         *(
@@ -161,11 +163,11 @@ def test_wide_intervals_do_not_hide_the_others():
                 "method": {"name": "ow"},
                 "measures": {"error": {"difference": d}, "recalibrated": {}},
             }
-            for d in differences
+            for d in found
         ),
     ]
     (outcome,) = _outcomes("weight-treatments")
-    figure = figures.differences([replace(outcome, summary={"rows": rows})], ())
+    figure = differences([replace(outcome, summary={"rows": rows})], ())
     low, high = figure.axes[0].get_xlim()
     assert (low, high) == pytest.approx((-3.75, 3.75))
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["SVD + OW", "SVD + OW"]

@@ -11,16 +11,20 @@ from gan_helpers import tiny
 from PIL import Image
 from scipy import stats
 
-from orthocond.lab import bench, gan_evaluate, tables
+from orthocond.lab import bench
 from orthocond.lab.data import FACTORS
-from orthocond.lab.gan_methods import NAMES
-from orthocond.lab.gan_presets import GanMethod, preset
-from orthocond.lab.generate import train
+from orthocond.lab.generation import evaluate as gan_evaluate
+from orthocond.lab.generation import paper as gan_paper
+from orthocond.lab.generation import tables as generation
+from orthocond.lab.generation.config import GanMethod
+from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
+from orthocond.lab.generation.methods import NAMES
+from orthocond.lab.generation.presets import preset
+from orthocond.lab.generation.tables import GanExperiment, label
+from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
-from orthocond.lab.tables import gan_paper, generation
+from orthocond.lab.tables import catalog as tables
 from orthocond.lab.tables.comparison import Comparison, Fact, Measure, Sketch
-from orthocond.lab.tables.gan_figures import effect_matrices, predictability_and_truth, traversals, weight_condition
-from orthocond.lab.tables.generation import GanExperiment, label
 from orthocond.metrics import VariationalPredictability
 from orthocond.steps import NearestOrthogonal
 
@@ -307,7 +311,7 @@ def test_steps_are_timed_in_turn_by_periods(monkeypatch):
         name = config.method.name
         return lambda: calls.append(name) or optimizer[name]
 
-    monkeypatch.setattr("orthocond.lab.generate.stepper", stepper)
+    monkeypatch.setattr("orthocond.lab.generation.task.stepper", stepper)
     monkeypatch.setattr(bench, "now", lambda: float(next(clock)) ** 2)
     rounds = []
     times = bench.bench_gan(tiny(), ["nog", "hp"], repeats=3, progress=lambda *state: rounds.append(state))
@@ -339,7 +343,7 @@ def test_steps_are_timed_in_turn_by_periods(monkeypatch):
 
 def test_a_timed_step_is_one_of_a_training(tmp_path, monkeypatch):
     from orthocond.lab.data import sprites
-    from orthocond.lab.generate import stepper
+    from orthocond.lab.generation.task import stepper
 
     config = tiny("nog")
     run = Run.create(tmp_path, "timed", config)

@@ -7,7 +7,8 @@ import random
 import pytest
 from scipy import stats
 
-from orthocond.lab.tables import paper, statistics
+from orthocond.lab.classification import paper
+from orthocond.lab.tables import statistics
 
 # Values
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from orthocond.cli.settings import check, find_preset
 from orthocond.lab.config import replace_at
 from orthocond.lab.experiments import method_names
-from orthocond.lab.gan_presets import Generation
+from orthocond.lab.generation.config import Generation
 
 
 def bench(

@@ -81,7 +81,7 @@ def _diagnosis(restored: Any) -> Any:
     from torch.nn import functional as F
 
     from orthocond import diagnose
-    from orthocond.lab.classify import pipeline
+    from orthocond.lab.classification.task import pipeline
 
     batch = next(iter(pipeline(restored.config, restored.pair.train, train=True).batches()))
     return diagnose(restored.model, (batch.images, batch.labels), F.cross_entropy)

@@ -6,9 +6,10 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from orthocond.lab import experiments, gan_methods, methods
+from orthocond.lab import experiments, methods
 from orthocond.lab.experiments import Config
-from orthocond.lab.gan_presets import Generation
+from orthocond.lab.generation import methods as gan_methods
+from orthocond.lab.generation.config import Generation
 
 
 def list_(what: Literal["presets", "methods", "data", "all"] = "all", /, *, data_root: Path | None = None) -> None:
@@ -44,7 +45,7 @@ def describe(config: Config) -> str:
     """A configuration in one line.
 
     Example:
-        >>> from orthocond.lab.presets import preset
+        >>> from orthocond.lab.classification.presets import preset
         >>> describe(preset("dbn-cifar100-resnet50", "paper"))
         'resnet50, decorrelated BN, cifar100 32 px, 350 epochs of 128'
     """

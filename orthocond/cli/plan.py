@@ -11,11 +11,11 @@ from rich.console import Console
 
 from orthocond.cli.settings import settings
 from orthocond.lab import experiments
+from orthocond.lab.classification.config import Classification
 from orthocond.lab.config import replace_at
 from orthocond.lab.display import duration
 from orthocond.lab.experiments import Config
-from orthocond.lab.gan_presets import Generation
-from orthocond.lab.presets import Classification
+from orthocond.lab.generation.config import Generation
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 
@@ -53,7 +53,7 @@ def _estimate(config: Config, root: str | None) -> float:
 
 
 def _classifier(config: Classification, root: str | None) -> tuple[int, str]:
-    from orthocond.lab.classify import load_data, pipeline, prepare
+    from orthocond.lab.classification.task import load_data, pipeline, prepare
 
     pair = load_data(config.data, root)
     network = prepare(config, pair)
@@ -68,8 +68,8 @@ def _classifier(config: Classification, root: str | None) -> tuple[int, str]:
 
 
 def _gan(config: Generation, root: str | None) -> tuple[int, str]:
-    from orthocond.lab.gan_networks import prepare
-    from orthocond.lab.generate import load_images
+    from orthocond.lab.generation.networks import prepare
+    from orthocond.lab.generation.task import load_images
 
     images = load_images(config.data, root)
     sizes = [f"{sum(p.numel() for p in module.parameters()):,}" for module in prepare(config)]

@@ -11,11 +11,12 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Group, Parameter
 from docstring_parser import parse
 
-from orthocond.lab import experiments, gan_methods, methods
+from orthocond.lab import experiments, methods
+from orthocond.lab.classification.config import Scale
 from orthocond.lab.config import replace_at
 from orthocond.lab.experiments import Config
-from orthocond.lab.gan_presets import Generation
-from orthocond.lab.presets import Scale
+from orthocond.lab.generation import methods as gan_methods
+from orthocond.lab.generation.config import Generation
 
 FIXED = ("preset", "scale", "kind")  # chosen by the preset, not one by one
 

@@ -36,9 +36,9 @@ def table(
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
         quiet: Show no progress.
     """
-    from orthocond.lab import tables
     from orthocond.lab.display import Display
     from orthocond.lab.launch import name_of
+    from orthocond.lab.tables import catalog as tables
 
     names = tables.names()
     if name is None:

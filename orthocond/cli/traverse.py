@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from orthocond.cli.runs import find_run
 from orthocond.cli.settings import UsageError
 from orthocond.lab.experiments import read_config
-from orthocond.lab.gan_presets import Generation
+from orthocond.lab.generation.config import Generation
 
 _SHOWN = 6  # directions, if not told
 
@@ -54,8 +54,8 @@ def traverse(
     if not isinstance(read_config(found.config), Generation):
         raise UsageError(f"traverse needs the run of a GAN; {found.path} is one of a classifier.")
     from orthocond import directions as drawing
-    from orthocond.lab.gan_evaluate import find_directions
-    from orthocond.lab.gan_networks import load_generator
+    from orthocond.lab.generation.evaluate import find_directions
+    from orthocond.lab.generation.networks import load_generator
 
     generator: Any = load_generator(found)
     shown = find_directions(generator, directions, min(_SHOWN, generator.z_dim) if k is None else k)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from orthocond.lab.classify import pipeline, prepare
+from orthocond.lab.classification.config import Classification
+from orthocond.lab.classification.task import pipeline, prepare
 from orthocond.lab.data import Pair, sprites
 from orthocond.lab.devices import now
-from orthocond.lab.gan_methods import STEPS, parts
-from orthocond.lab.gan_presets import Generation
+from orthocond.lab.generation.config import Generation
+from orthocond.lab.generation.methods import STEPS, parts
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps
-from orthocond.lab.presets import Classification
 from orthocond.lab.runs import Run
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def bench(
         ValueError: If there is no such method, or a number is not positive.
 
     Example:
-        >>> from orthocond.lab.presets import preset
+        >>> from orthocond.lab.classification.presets import preset
         >>> times = bench(preset("dbn-sprites-small"), ["bn", "svd"], repeats=1, batch_size=4)
         >>> list(times), min(times["svd"]) > 0
         (['bn', 'svd'], True)
@@ -140,12 +140,12 @@ def bench_gan(
         ValueError: If there is no such method, or a number is not positive.
 
     Example:
-        >>> from orthocond.lab.gan_presets import preset
+        >>> from orthocond.lab.generation.presets import preset
         >>> times = bench_gan(preset("gan-sprites"), ["none", "nog"], repeats=1, batch_size=4)
         >>> list(times), times["none"].relative
         (['none', 'nog'], Ratio(median=1.0, low=1.0, high=1.0))
     """
-    from orthocond.lab.generate import stepper
+    from orthocond.lab.generation.task import stepper
 
     if repeats < 1:
         raise ValueError(f"bench needs at least one repetition; got {repeats}.")

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from orthocond.lab.bench import bench
+from orthocond.lab.classification.config import Classification
+from orthocond.lab.classification.presets import preset
 from orthocond.lab.config import replace_at
 from orthocond.lab.display import Display
 from orthocond.lab.experiments import EVALUATION
 from orthocond.lab.launch import launch
-from orthocond.lab.presets import Classification, preset
 from orthocond.lab.runs import Run
 
 METHODS = {
@@ -268,8 +269,8 @@ thread.</p>
 
 def _report(rows: Mapping[str, Row], config: Classification, figure: bytes) -> str:
     """A page that needs no other file."""
-    from orthocond.lab.classify import load_data
-    from orthocond.lab.generate import picture
+    from orthocond.lab.classification.task import load_data
+    from orthocond.lab.generation.task import picture
 
     images = load_data(config.data).train
     seen = picture(torch.as_tensor(images.images[:_SEEN]).float() / 127.5 - 1, _SEEN // 2)

@@ -3,11 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orthocond.lab import classify, gan_methods, gan_presets, generate, methods, presets
+from orthocond.lab import methods
+from orthocond.lab.classification import presets
+from orthocond.lab.classification import task as classify
+from orthocond.lab.classification.config import Classification, Scale
 from orthocond.lab.config import from_json
 from orthocond.lab.data.options import nearest
-from orthocond.lab.gan_presets import Generation
-from orthocond.lab.presets import Classification, Scale
+from orthocond.lab.generation import methods as gan_methods
+from orthocond.lab.generation import presets as gan_presets
+from orthocond.lab.generation import task as generate
+from orthocond.lab.generation.config import Generation
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 
@@ -75,9 +80,9 @@ def train(
 def assess(config: Config, run: Run, *, root: str | None = None) -> dict[str, Any]:
     """Measure what a training has reached; see `assess.assess` and `gan_evaluate.evaluate`."""
     if isinstance(config, Generation):
-        from orthocond.lab import gan_evaluate
+        from orthocond.lab.generation import evaluate as gan_evaluate
 
         return gan_evaluate.evaluate(run, root=root)
-    from orthocond.lab import assess as of_classifier  # it needs this module
+    from orthocond.lab.classification import evaluate as of_classifier  # it needs this module
 
     return of_classifier.assess(run, root=root)

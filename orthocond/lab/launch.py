@@ -41,7 +41,7 @@ def name_of(config: Config) -> str:
     """The name of a run's folder, without its number.
 
     Example:
-        >>> from orthocond.lab.presets import Classification, Method
+        >>> from orthocond.lab.classification.config import Classification, Method
         >>> name_of(Classification(method=Method("nog+olr", olr="paper"), seed=3))
         'dbn-sprites-small-nog+olr-paper-seed3'
     """

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from orthocond.lab.classification.config import Method
 from orthocond.lab.data.options import nearest
-from orthocond.lab.presets import Method
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.steps import NearestOrthogonal, OptimalLR, Treatment, treat
 from orthocond.weights import (

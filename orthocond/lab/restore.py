@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from torch import nn
 
-from orthocond.lab.classify import load_data, prepare
+from orthocond.lab.classification.config import Classification
+from orthocond.lab.classification.networks.build import Network
+from orthocond.lab.classification.task import load_data, prepare
 from orthocond.lab.data import Pair
 from orthocond.lab.experiments import read_config
-from orthocond.lab.networks import Network
-from orthocond.lab.presets import Classification
 from orthocond.lab.runs import Run
 
 

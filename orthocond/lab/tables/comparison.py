@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any, Literal
 
 from orthocond.lab import experiments
+from orthocond.lab.classification.config import Scale
 from orthocond.lab.config import to_json
 from orthocond.lab.experiments import Config
-from orthocond.lab.presets import Scale
-from orthocond.lab.tables import paper, statistics
+from orthocond.lab.tables import statistics
 from orthocond.lab.tables.records import Record
-from orthocond.lab.tables.table import Given, Table
+from orthocond.lab.tables.table import Given, Number, Table
 from orthocond.lab.tables.text import write_text
 
 _LEVEL = 0.05
@@ -99,9 +99,9 @@ class Experiment:
 
     label: str
     preset: str
-    numbers: Mapping[str, Mapping[str, paper.Number]] = field(default_factory=dict)
+    numbers: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    paper_runs: int = paper.RUNS
+    paper_runs: int = 1
     configure: Callable[[str, Scale], Config] = experiments.preset
 
     def config(self, scale: Scale, method: Any, seed: int) -> Config:
@@ -151,7 +151,7 @@ def label(method: Any) -> str:
     """What a method is called in the paper's tables; step lengths say by which form they are computed.
 
     Example:
-        >>> from orthocond.lab.presets import Method
+        >>> from orthocond.lab.classification.config import Method
         >>> label(Method("nog+ow+olr", olr="paper")), label(Method("ns"))
         ("SVD + NOG + OW + OLR (paper's η)", 'NS iteration')
     """
@@ -205,7 +205,7 @@ class Comparison(Table):
 
     def write(self, folder: Path, given: Given) -> None:
         """Write table.md, table.json, table.csv and the figures."""
-        from orthocond.lab.tables.figures import save
+        from orthocond.lab.tables.drawing import save
 
         outcomes = [self._outcome(experiment, given) for experiment in self.experiments]
         drawn = []

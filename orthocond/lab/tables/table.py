@@ -4,11 +4,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from orthocond.lab.classification.config import Scale
 from orthocond.lab.experiments import Config
-from orthocond.lab.presets import Scale
 from orthocond.lab.progress import Progress
 from orthocond.lab.tables.records import Record
+
+
+class Number(NamedTuple):
+    """A mean, and where the paper gives them its standard deviation and the best of all runs."""
+
+    mean: float
+    std: float | None = None
+    best: float | None = None
 
 
 @dataclass(frozen=True)

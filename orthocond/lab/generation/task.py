@@ -27,9 +27,9 @@ from orthocond.gans import (
 from orthocond.lab.data import SHAPES, ImageData, Pipeline, Sprites, load, sprites
 from orthocond.lab.data.images import center_crop
 from orthocond.lab.devices import make_accelerator, now
-from orthocond.lab.gan_methods import latent_layers, make_predictor, rival_penalty, treat_steps, weight_penalty
-from orthocond.lab.gan_networks import Networks, call, prepare, sample
-from orthocond.lab.gan_presets import GanData, Generation
+from orthocond.lab.generation.config import GanData, Generation
+from orthocond.lab.generation.methods import latent_layers, make_predictor, rival_penalty, treat_steps, weight_penalty
+from orthocond.lab.generation.networks import Networks, call, prepare, sample
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
 from orthocond.lab.runs.files import write_atomically

@@ -1,9 +1,7 @@
 """The configurations of classifiers: every row of the paper's tables, at the paper's scale and at that of a laptop."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
-
-from orthocond.lab.data.options import nearest
 
 Scale = Literal["paper", "laptop"]
 SolverName = Literal["eigh", "ns", "pade", "taylor", "svd-plain", "svd-truncated", "svd-top", "svd-taylor", "svd-pade"]
@@ -149,92 +147,3 @@ class Classification:
     log_every: int = 50
     save_every: int = 0
     kind: Literal["classification"] = "classification"
-
-
-_CIFAR = Data(size=32, crop_padding=4)
-# Pixels are averaged 2x2, which makes everything four times as fast; the stem keeps its 64 channels and 27 inputs.
-_CIFAR_SMALL = Data(size=16, in_memory=16, crop_padding=2)
-_CIFAR_SCHEDULE = Schedule()
-_CIFAR_SHORT = Schedule(epochs=3, batch_size=64, milestones=(2,))
-
-
-def _dbn(name: str, source: str, paper: Model, laptop: Model) -> dict[Scale, Classification]:
-    return {
-        "paper": Classification(
-            name, "paper", data=replace(_CIFAR, source=source), model=paper, schedule=_CIFAR_SCHEDULE
-        ),
-        "laptop": Classification(
-            name, "laptop", data=replace(_CIFAR_SMALL, source=source), model=laptop, schedule=_CIFAR_SHORT, log_every=20
-        ),
-    }
-
-
-_RESNET = Model("resnet50"), Model("resnet50", depths=(1, 1, 1), width=16)
-_DENSENET = Model("densenet121"), Model("densenet121", depths=(2, 2, 2), width=16)
-_MOBILENET = Model("mobilenetv2"), Model("mobilenetv2", depths=(1, 1, 1, 1), width=256)
-_SPRITES = Classification(
-    "dbn-sprites-small",
-    data=Data("sprites", size=24, crop_padding=0, flip=False, limit=3600, noise=0.05, held_out=1000),
-    model=Model("resnet18", depths=(1, 1), width=16),
-    schedule=Schedule(epochs=4, batch_size=32, milestones=(2, 3)),
-    log_every=5,
-)
-_GCP = Classification(
-    "gcp-imagenet-resnet18",
-    "paper",
-    data=Data("imagenet", size=224, resize=256, crop_padding=0),
-    model=Model("resnet18", "gcp", "imagenet"),
-    schedule=Schedule(60, 256, weight_decay=1e-4, milestones=(30, 45)),
-)
-
-_PRESETS: dict[str, dict[Scale, Classification]] = {
-    "dbn-cifar10-resnet50": _dbn("dbn-cifar10-resnet50", "cifar10", *_RESNET),
-    "dbn-cifar100-resnet50": _dbn("dbn-cifar100-resnet50", "cifar100", *_RESNET),
-    "dbn-cifar100-densenet121": _dbn("dbn-cifar100-densenet121", "cifar100", *_DENSENET),
-    "dbn-cifar100-mobilenetv2": _dbn("dbn-cifar100-mobilenetv2", "cifar100", *_MOBILENET),
-    "gcp-imagenet-resnet18": {
-        "paper": _GCP,
-        "laptop": replace(
-            _GCP,
-            scale="laptop",
-            data=Data("tiny-imagenet-20", size=56, crop_padding=0),
-            model=Model("resnet18", "gcp", "imagenet", depths=(1, 1, 1), width=16, reduction=64, last_stride=1),
-            schedule=Schedule(3, 50, weight_decay=1e-4, milestones=(2,)),
-            log_every=20,
-        ),
-    },
-    "dbn-sprites-small": {"paper": replace(_SPRITES, scale="paper"), "laptop": _SPRITES},
-}
-
-
-def names() -> tuple[str, ...]:
-    """Names of the presets."""
-    return tuple(_PRESETS)
-
-
-def preset(name: str, scale: Scale = "laptop") -> Classification:
-    """The configuration of a preset.
-
-    ``dbn-…`` replaces the batch normalization after the first convolution by a decorrelated one, ``gcp-…`` average
-    pooling by covariance pooling. At the scale of the paper the numbers are the paper's; at that of a laptop network,
-    images and epochs are small enough for minutes on one core, and the code is the same. ``dbn-sprites-small`` has one
-    scale.
-
-    Raises:
-        ValueError: If there is no such preset or scale; the text gives the nearest name.
-
-    Example:
-        >>> preset("dbn-cifar100-resnet50", "paper").schedule
-        Schedule(epochs=350, batch_size=128, lr=0.1, momentum=0.9, weight_decay=0.0005, milestones=(100, 200, 300), \
-gamma=0.1, steps=None)
-        >>> preset("dbn-cifar100-resnet5")
-        Traceback (most recent call last):
-        ValueError: There is no preset 'dbn-cifar100-resnet5'. Did you mean 'dbn-cifar100-resnet50'? There are: \
-dbn-cifar10-resnet50, dbn-cifar100-resnet50, dbn-cifar100-densenet121, dbn-cifar100-mobilenetv2, \
-gcp-imagenet-resnet18, dbn-sprites-small.
-    """
-    if name not in _PRESETS:
-        raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
-    if scale not in _PRESETS[name]:
-        raise ValueError(f"The scale is 'paper' or 'laptop'; got {scale!r}.")
-    return _PRESETS[name][scale]

@@ -1,6 +1,6 @@
 """The numbers that the paper prints of GANs, single trainings, for the tables that stand beside them."""
 
-from orthocond.lab.tables.paper import Number
+from orthocond.lab.tables.table import Number
 
 
 def _numbers(text: str) -> dict[str, Number]:

@@ -6,8 +6,8 @@ import torch
 from lab_helpers import tiny
 from torch import nn
 
-from orthocond.lab.assess import assess, recalibrate
-from orthocond.lab.classify import load_data, pipeline, prepare, train
+from orthocond.lab.classification.evaluate import assess, recalibrate
+from orthocond.lab.classification.task import load_data, pipeline, prepare, train
 from orthocond.lab.runs import Run
 from orthocond.layers import DecorrelatedBatchNorm2d
 

@@ -12,12 +12,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from orthocond.gans import SimpleDiscriminator, SimpleGenerator
-from orthocond.lab import experiments, gan_presets, generate
+from orthocond.lab import experiments
 from orthocond.lab.config import from_json, to_json
-from orthocond.lab.gan_methods import NAMES, latent_layers, parts, rival_penalty, treat_steps, weight_penalty
-from orthocond.lab.gan_networks import build, load_generator, prepare, sample
-from orthocond.lab.gan_presets import GanData, GanMethod, GanModel, GanObjective, Generation, preset
-from orthocond.lab.generate import load_images, picture, train
+from orthocond.lab.generation import presets as gan_presets
+from orthocond.lab.generation import task as generate
+from orthocond.lab.generation.config import GanData, GanMethod, GanModel, GanObjective, Generation
+from orthocond.lab.generation.methods import NAMES, latent_layers, parts, rival_penalty, treat_steps, weight_penalty
+from orthocond.lab.generation.networks import build, load_generator, prepare, sample
+from orthocond.lab.generation.presets import preset
+from orthocond.lab.generation.task import load_images, picture, train
 from orthocond.lab.runs import Run
 from orthocond.matrix import matrix_view
 
@@ -136,7 +139,7 @@ def test_a_rival_can_see_a_part_of_the_latents(tmp_path, make, monkeypatch):
         seen.append((len(z), len(network(z))))
         return network(z).square().mean()
 
-    monkeypatch.setattr("orthocond.lab.gan_methods.hessian_penalty", penalty)
+    monkeypatch.setattr("orthocond.lab.generation.methods.hessian_penalty", penalty)
     config = short(make("hp"))
     for count in (None, 3):
         trained(tmp_path, replace(config, method=replace(config.method, rival_batch=count)))
@@ -339,8 +342,8 @@ def test_images_of_all_kinds_become_squares(tmp_path):
         ({"model": GanModel("simpel")}, "no GAN 'simpel'. Did you mean 'simple'"),
         ({"model": replace(EIGEN, directions=1000)}, "1000 directions needs at least as many dimensions"),
         ({"method": GanMethod("noog")}, "no method 'noog'. Did you mean 'nog'"),
-        ({"model": GanModel("test_generate:nothing")}, "test_generate has no nothing"),
-        ({"model": GanModel("test_generate:headless")}, "neither a layer first_projection nor layers subspaces"),
+        ({"model": GanModel("test_generation:nothing")}, "test_generation has no nothing"),
+        ({"model": GanModel("test_generation:headless")}, "neither a layer first_projection nor layers subspaces"),
     ],
 )
 def test_errors(tmp_path, settings, error):
@@ -382,14 +385,14 @@ def without_latents(size):
 
 
 def test_networks_of_users(tmp_path):
-    run = trained(tmp_path, short(tiny("nog+olr", model=GanModel("test_generate:own_networks"))))
+    run = trained(tmp_path, short(tiny("nog+olr", model=GanModel("test_generation:own_networks"))))
     assert load_generator(run).z_dim == 3
     with pytest.raises(
         TypeError, match="has to return a generator and a discriminator, two modules; it returned Simple"
     ):
-        build(GanModel("test_generate:one_network"), 16)
+        build(GanModel("test_generation:one_network"), 16)
     with pytest.raises(TypeError, match="needs an attribute z_dim"):
-        build(GanModel("test_generate:without_latents"), 16)
+        build(GanModel("test_generation:without_latents"), 16)
 
 
 def test_a_generator_needs_a_checkpoint(tmp_path):

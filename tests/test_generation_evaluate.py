@@ -6,13 +6,13 @@ import torch
 from gan_helpers import eigen, tiny
 from torch import nn
 
-from orthocond.lab import gan_evaluate
 from orthocond.lab.data import FACTORS, sprites
 from orthocond.lab.data.sprites import render
-from orthocond.lab.gan_evaluate import NoiseAsLatent, evaluate, own_directions, predictability
-from orthocond.lab.gan_networks import load_generator
-from orthocond.lab.gan_presets import preset
-from orthocond.lab.generate import train
+from orthocond.lab.generation import evaluate as gan_evaluate
+from orthocond.lab.generation.evaluate import NoiseAsLatent, evaluate, own_directions, predictability
+from orthocond.lab.generation.networks import load_generator
+from orthocond.lab.generation.presets import preset
+from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
 from orthocond.metrics import VariationalPredictability, factor_report
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from orthocond.lab.classify import evaluate, pipeline
+from orthocond.lab.classification.task import evaluate, pipeline
 from orthocond.lab.data import Pipeline
 from orthocond.lab.experiments import EVALUATION
 from orthocond.lab.restore import load_model

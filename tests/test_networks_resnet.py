@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from orthocond.lab.backbones import resnet18, resnet50
+from orthocond.lab.classification.networks.resnet import resnet18, resnet50
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d
 
 

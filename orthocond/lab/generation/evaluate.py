@@ -17,10 +17,10 @@ from orthocond.directions import Directions, axes, eigengan_directions, jacobian
 from orthocond.lab.config import config_hash, from_json
 from orthocond.lab.data import FACTORS, Pipeline, read_factors
 from orthocond.lab.data.images import center_crop
-from orthocond.lab.gan_methods import latent_layers
-from orthocond.lab.gan_networks import call, load_generator, sample
-from orthocond.lab.gan_presets import Generation
-from orthocond.lab.generate import load_images
+from orthocond.lab.generation.config import Generation
+from orthocond.lab.generation.methods import latent_layers
+from orthocond.lab.generation.networks import call, load_generator, sample
+from orthocond.lab.generation.task import load_images
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.runs.metrics import json_safe

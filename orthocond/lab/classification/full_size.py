@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from orthocond.lab.classification.config import Classification, Method, Scale
+from orthocond.lab.classification.networks.build import build
+from orthocond.lab.classification.presets import preset
 from orthocond.lab.experiments import Config
 from orthocond.lab.methods import NAMES
-from orthocond.lab.networks import build
-from orthocond.lab.presets import Classification, Method, Scale, preset
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables.comparison import label
 from orthocond.lab.tables.records import Record

@@ -15,14 +15,15 @@ from lab_helpers import TINY, gcp, tiny
 from torch import nn
 
 from orthocond import SkewOrthogonalConv2d, SVDLayer, matrix_view, pre_svd_layer, spectrum
-from orthocond.lab import classify
-from orthocond.lab.classify import evaluate, load_data, pipeline, prepare, train
+from orthocond.lab.classification import task as classify
+from orthocond.lab.classification.config import Method, Model, Schedule
+from orthocond.lab.classification.networks.build import build
+from orthocond.lab.classification.presets import names, preset
+from orthocond.lab.classification.task import evaluate, load_data, pipeline, prepare, train
 from orthocond.lab.data import Pipeline
 from orthocond.lab.experiments import read_config
 from orthocond.lab.launch import launch, open_or_create
 from orthocond.lab.methods import NAMES, parts
-from orthocond.lab.networks import build
-from orthocond.lab.presets import Method, Model, Schedule, names, preset
 from orthocond.lab.runs import Run
 from orthocond.layers import DecorrelatedBatchNorm2d
 
@@ -269,7 +270,7 @@ def test_a_gradient_that_is_not_finite_stops_with_a_diagnosis(tmp_path, monkeypa
 def test_mixed_precision(tmp_path):
     config = tiny("nog+ow+olr", precision="bf16")
     code = (
-        "import sys\nfrom lab_helpers import tiny\nfrom orthocond.lab.classify import train\n"
+        "import sys\nfrom lab_helpers import tiny\nfrom orthocond.lab.classification.task import train\n"
         "from orthocond.lab.runs import Run\nconfig = tiny('nog+ow+olr', precision='bf16')\n"
         "sys.exit(train(config, Run.create(sys.argv[1], 'half', config)))\n"
     )
@@ -378,7 +379,7 @@ def no_network(classes):
 def test_networks_of_users(tmp_path, factory, layer):
     config = replace(
         tiny("nog+ow+olr"),
-        model=Model(f"test_classify:{factory}", meta_layer=layer),
+        model=Model(f"test_classification:{factory}", meta_layer=layer),
         schedule=replace(TINY.schedule, steps=2),
         log_every=1,
     )
@@ -392,11 +393,11 @@ def test_networks_of_users(tmp_path, factory, layer):
     [
         (Model("resnet51"), "svd", "no network 'resnet51'. Did you mean 'resnet5?0'?|no network 'resnet51'"),
         (Model("densenet121", "gcp"), "svd", "built into the ResNets; densenet121 has none"),
-        (Model("test_classify:plain_network"), "svd", r"has 0 SVD layers\. Name .*meta-layer; it has 1\."),
-        (Model("test_classify:whitened_network", meta_layer="1"), "bn", "bn needs a network with a batch norm"),
-        (Model("test_classify:plain_network", meta_layer="bn1"), "svd", "has no layer 'bn1'"),
-        (Model("test_classify:plain_network", meta_layer="1", pre_svd="9"), "svd", "has no layer '9'"),
-        (Model("test_classify:nothing"), "svd", "test_classify has no nothing"),
+        (Model("test_classification:plain_network"), "svd", r"has 0 SVD layers\. Name .*meta-layer; it has 1\."),
+        (Model("test_classification:whitened_network", meta_layer="1"), "bn", "bn needs a network with a batch norm"),
+        (Model("test_classification:plain_network", meta_layer="bn1"), "svd", "has no layer 'bn1'"),
+        (Model("test_classification:plain_network", meta_layer="1", pre_svd="9"), "svd", "has no layer '9'"),
+        (Model("test_classification:nothing"), "svd", "test_classification has no nothing"),
         (Model("no.such.module:f"), "svd", "there is no module no.such.module"),
     ],
 )
@@ -404,7 +405,7 @@ def test_errors_of_networks(model, method, error):
     with pytest.raises(ValueError, match=error):
         build(model, Method(method), 10, torch.zeros(4, 3, 16, 16))
     with pytest.raises(TypeError, match=r"has to return a torch\.nn\.Module; it returned int"):
-        build(Model("test_classify:no_network"), Method("svd"), 10, torch.zeros(4, 3, 16, 16))
+        build(Model("test_classification:no_network"), Method("svd"), 10, torch.zeros(4, 3, 16, 16))
 
 
 @pytest.mark.parametrize(

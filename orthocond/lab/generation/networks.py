@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from orthocond.gans import EigenDiscriminator, EigenGenerator, SimpleDiscriminator, SimpleGenerator
+from orthocond.lab.classification.networks.build import load_factory
 from orthocond.lab.config import from_json
 from orthocond.lab.data.options import nearest
-from orthocond.lab.gan_methods import latent_layers, treat_weights
-from orthocond.lab.gan_presets import GanModel, Generation
-from orthocond.lab.networks import load_factory
+from orthocond.lab.generation.config import GanModel, Generation
+from orthocond.lab.generation.methods import latent_layers, treat_weights
 from orthocond.lab.runs import Run
 
 _NAMES = ("simple", "eigengan")

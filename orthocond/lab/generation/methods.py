@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from orthocond.gans import LatentPredictor, hessian_penalty, latent_predictability, orthogonal_jacobian
 from orthocond.lab.data.options import nearest
-from orthocond.lab.gan_presets import GanMethod
+from orthocond.lab.generation.config import GanMethod
 from orthocond.steps import NearestOrthogonal, OptimalLR, Treatment, treat
 from orthocond.weights import orthogonal, orthogonality_loss
 

@@ -1,17 +1,9 @@
 """The numbers that the paper prints, for the tables that stand beside them."""
 
-from typing import NamedTuple
+from orthocond.lab.tables.table import Number
 
 RUNS = 10
 """Trainings behind each mean of decorrelated batch normalization; those of covariance pooling are single."""
-
-
-class Number(NamedTuple):
-    """A mean, and where the paper gives them its standard deviation and the best of all runs."""
-
-    mean: float
-    std: float | None = None
-    best: float | None = None
 
 
 # Validation errors in percent, by the method's name.

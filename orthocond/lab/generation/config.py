@@ -1,10 +1,9 @@
 """The configurations of GANs: every row of the paper's tables, at the paper's scale and at that of a laptop."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from orthocond.lab.data.options import nearest
-from orthocond.lab.presets import Scale
+from orthocond.lab.classification.config import Scale
 
 
 @dataclass(frozen=True)
@@ -178,121 +177,3 @@ class Generation:
     save_every: int = 500
     sample_every: int = 500
     kind: Literal["generation"] = "generation"
-
-
-# The paper gives sizes, batch, steps or epochs and numbers of latents; the rest is that of the authors' code.
-_RIVALS = GanMethod(rival="paper", hp_weight=1e-5, orojar_weight=1e-6, lvp_weight=1e-2)
-_LONG = Generation(scale="paper", log_every=100, save_every=5000, sample_every=5000)
-_EIGEN_OBJECTIVE = GanObjective(
-    "hinge-saturating",
-    penalty_weight=10.0,
-    penalty_interval=16,
-    penalty_scaled=False,
-    augment=("brightness", "saturation", "contrast", "translation", "cutout"),
-    augment_each="batch",
-)
-_EIGEN_SCHEDULE = GanSchedule(500_000, 128, 1e-4, (0.5, 0.99), ema=0.99117)  # half of it is gone after 10,000 images
-_SIMPLE_OBJECTIVE = GanObjective(discriminator_factor=0.5, penalty="gp", penalty_weight=10.0, penalty_interval=1)
-_SIMPLE_SCHEDULE = GanSchedule(0, 128, 2e-4, (0.5, 0.999), constant=0.5, ema=0.0)
-
-_SMALL_SIMPLE = GanModel(
-    channels=(192, 96, 48, 24), blocks="upsample", discriminator_width=24, discriminator_norm=False
-)
-_SMALL_EIGEN = GanModel("eigengan", noise_dim=64, width=16, max_channels=128, discriminator_width=16)
-
-
-def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Generation]:
-    return {
-        "paper": replace(
-            _LONG,
-            preset=name,
-            method=replace(_RIVALS, name="ol"),
-            data=GanData(source, size, flip=True),
-            model=GanModel("eigengan", width=16, discriminator_width=16),
-            objective=_EIGEN_OBJECTIVE,
-            schedule=_EIGEN_SCHEDULE,
-        ),
-        "laptop": Generation(
-            name,
-            method=GanMethod("ol", rival_batch=4),
-            data=GanData(small, 32, flip=True),
-            model=_SMALL_EIGEN,
-            objective=GanObjective(penalty_weight=0.5, penalty_interval=8),
-            schedule=GanSchedule(750, 16, ema=0.997),
-        ),
-    }
-
-
-def _simple(name: str, steps: int, paper: GanData, laptop: GanData) -> dict[Scale, Generation]:
-    return {
-        "paper": replace(
-            _LONG,
-            preset=name,
-            method=_RIVALS,
-            data=paper,
-            objective=_SIMPLE_OBJECTIVE,
-            schedule=replace(_SIMPLE_SCHEDULE, steps=steps),
-        ),
-        "laptop": Generation(
-            name,
-            method=GanMethod(rival_batch=4),
-            data=laptop,
-            model=_SMALL_SIMPLE,
-            objective=GanObjective(penalty_weight=0.5),
-            schedule=GanSchedule(750, 16, ema=0.998),
-        ),
-    }
-
-
-_SPRITES = Generation(
-    "gan-sprites",
-    data=GanData(shape="disc"),
-    model=GanModel(z_dim=6, channels=(48, 24, 12), blocks="upsample", discriminator_width=24, discriminator_norm=False),
-)
-_EIGEN_SPRITES = replace(
-    _SPRITES,
-    preset="eigengan-sprites",
-    method=GanMethod("ol"),
-    model=GanModel("eigengan", directions=3, noise_dim=16, width=8, max_channels=64, discriminator_width=8),
-)
-
-_PRESETS: dict[str, dict[Scale, Generation]] = {
-    "eigengan-animeface": _eigengan("eigengan-animeface", 128, "animeface", "animeface-64"),
-    "eigengan-ffhq": _eigengan("eigengan-ffhq", 256, "ffhq", "utkface-128"),
-    # 200 epochs of 202,599 images and 400 of 126,227; of CelebA the middle 170 of 178 pixels.
-    "gan-celeba": _simple("gan-celeba", 316_400, GanData("celeba", 128, 134), GanData("celeba-10k", 32, 34, flip=True)),
-    "gan-church": _simple("gan-church", 394_400, GanData("church", 128), GanData("buildings-64", 32, flip=True)),
-    "gan-sprites": {"paper": replace(_SPRITES, scale="paper"), "laptop": _SPRITES},
-    "eigengan-sprites": {"paper": replace(_EIGEN_SPRITES, scale="paper"), "laptop": _EIGEN_SPRITES},
-}
-
-
-def names() -> tuple[str, ...]:
-    """Names of the presets."""
-    return tuple(_PRESETS)
-
-
-def preset(name: str, scale: Scale = "laptop") -> Generation:
-    """The configuration of a preset.
-
-    ``eigengan-…`` has a subspace in every layer, and its own orthogonality loss as the method; ``gan-…`` is the vanilla
-    GAN. At the scale of the paper the numbers are the paper's and, where it is silent, those of its authors' code; at
-    that of a laptop networks, images and steps are small enough for minutes on one core, and the code is the same. The
-    presets of sprites have one scale.
-
-    Raises:
-        ValueError: If there is no such preset or scale; the text gives the nearest name.
-
-    Example:
-        >>> preset("gan-celeba", "paper").schedule
-        GanSchedule(steps=316400, batch_size=128, lr=0.0002, betas=(0.5, 0.999), constant=0.5, ema=0.0)
-        >>> preset("gan-celeb")
-        Traceback (most recent call last):
-        ValueError: There is no preset 'gan-celeb'. Did you mean 'gan-celeba'? There are: eigengan-animeface, \
-eigengan-ffhq, gan-celeba, gan-church, gan-sprites, eigengan-sprites.
-    """
-    if name not in _PRESETS:
-        raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
-    if scale not in _PRESETS[name]:
-        raise ValueError(f"The scale is 'paper' or 'laptop'; got {scale!r}.")
-    return _PRESETS[name][scale]

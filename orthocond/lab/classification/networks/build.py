@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from orthocond.lab.backbones import ResNet
+from orthocond.lab.classification.config import Method, Model
+from orthocond.lab.classification.networks.densenet import DenseNet121
+from orthocond.lab.classification.networks.mobilenet import STAGES, MobileNetV2
+from orthocond.lab.classification.networks.resnet import ResNet
 from orthocond.lab.data.options import nearest
-from orthocond.lab.densenet import DenseNet121
 from orthocond.lab.methods import parts, solver
-from orthocond.lab.mobilenet import STAGES, MobileNetV2
-from orthocond.lab.presets import Method, Model
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer, convert_batchnorm
 from orthocond.monitor import pre_svd_layer
 

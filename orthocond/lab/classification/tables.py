@@ -1,11 +1,12 @@
 """The paper's tables and figures of classifiers (section 6.1, sections 3 and 4, appendix on OLR)."""
 
+from orthocond.lab.classification import paper
+from orthocond.lab.classification.config import Method
+from orthocond.lab.classification.figures import conditioning, convergence, learning_rate
 from orthocond.lab.methods import NAMES
-from orthocond.lab.presets import Method
-from orthocond.lab.tables import paper
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, Sketch
-from orthocond.lab.tables.figures import conditioning, convergence, differences, learning_rate
-from orthocond.lab.tables.table import Table
+from orthocond.lab.tables.figures import differences
+from orthocond.lab.tables.table import Number, Table
 
 _ERRORS = (
     Measure("error", "Validation error (%)", "error"),
@@ -85,9 +86,11 @@ _BEYOND = _methods("svd ow wi mow bn")
 _ALL = (*map(_method, NAMES), *_methods("olr! nog+ow+olr!"))
 
 
-def _dbn(label: str, preset: str, numbers: dict[str, paper.Number]) -> Experiment:
+def _dbn(label: str, preset: str, numbers: dict[str, Number]) -> Experiment:
     resnet100 = preset == "dbn-cifar100-resnet50"
-    return Experiment(label, preset, {"error": numbers}, {"condition": paper.DBN_CONDITION} if resnet100 else {})
+    return Experiment(
+        label, preset, {"error": numbers}, {"condition": paper.DBN_CONDITION} if resnet100 else {}, paper.RUNS
+    )
 
 
 _CIFAR100 = _dbn("ResNet-50, CIFAR-100", "dbn-cifar100-resnet50", paper.RESNET50_CIFAR100)
@@ -99,7 +102,6 @@ _GCP = Experiment(
     "gcp-imagenet-resnet18",
     {"top1": paper.GCP_TOP1, "top5": paper.GCP_TOP5},
     {"condition": paper.GCP_CONDITION, "solver_failures": paper.GCP_FAILURES},
-    paper_runs=1,
 )
 
 

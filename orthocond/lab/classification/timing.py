@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from orthocond.lab.bench import bench
+from orthocond.lab.classification import paper
+from orthocond.lab.classification.config import Method, Scale
+from orthocond.lab.classification.presets import preset
 from orthocond.lab.experiments import Config
-from orthocond.lab.presets import Method, Scale, preset
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs.files import write_atomically
-from orthocond.lab.tables import paper
 from orthocond.lab.tables.comparison import label
 from orthocond.lab.tables.drawing import dress, new_figure, save, title
 from orthocond.lab.tables.table import Given, Table

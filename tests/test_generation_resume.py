@@ -14,8 +14,8 @@ import torch
 from accelerate.state import AcceleratorState
 from gan_helpers import eigen, tiny
 
-from orthocond.lab.gan_presets import GanObjective
-from orthocond.lab.generate import train
+from orthocond.lab.generation.config import GanObjective
+from orthocond.lab.generation.task import train
 from orthocond.lab.launch import open_or_create
 from orthocond.lab.runs import Run
 
@@ -110,7 +110,7 @@ import sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
 from accelerate import PartialState
 from gan_helpers import eigen, tiny
-from orthocond.lab.generate import train
+from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
 PartialState(cpu=True)
 for config in (eigen("nog+olr"), tiny("ol")):

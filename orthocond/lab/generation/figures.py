@@ -139,8 +139,8 @@ def traversals(preset: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]
 
     def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
         from orthocond.directions import compare, traverse
-        from orthocond.lab.gan_evaluate import find_directions
-        from orthocond.lab.gan_networks import load_generator
+        from orthocond.lab.generation.evaluate import find_directions
+        from orthocond.lab.generation.networks import load_generator
         from orthocond.lab.runs import Run
 
         (outcome,) = (o for o in outcomes if o.experiment.preset == preset)

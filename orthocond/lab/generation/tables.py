@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from orthocond.lab.classification.config import Scale
 from orthocond.lab.experiments import Config
-from orthocond.lab.gan_methods import NAMES
-from orthocond.lab.gan_presets import GanMethod, Generation
-from orthocond.lab.presets import Scale
-from orthocond.lab.tables import gan_paper
+from orthocond.lab.generation import paper
+from orthocond.lab.generation.config import GanMethod, Generation
+from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
+from orthocond.lab.generation.methods import NAMES
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, Sketch
 from orthocond.lab.tables.figures import differences
-from orthocond.lab.tables.gan_figures import effect_matrices, predictability_and_truth, traversals, weight_condition
 from orthocond.lab.tables.table import Table
 
 _WORDS = {"none": "no treatment", "orojar": "OroJaR"}
@@ -171,11 +171,11 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
     )
 
 
-_ANIMEFACE = GanExperiment("AnimeFace", "eigengan-animeface", gan_paper.EIGEN_ANIMEFACE)
-_FFHQ = GanExperiment("FFHQ (laptop: UTKFace)", "eigengan-ffhq", gan_paper.EIGEN_FFHQ)
-_TIMES = {"step_seconds": gan_paper.MILLISECONDS}
-_CELEBA = GanExperiment("CelebA", "gan-celeba", gan_paper.CELEBA, _TIMES)
-_CHURCH = GanExperiment("LSUN Church (laptop: buildings)", "gan-church", gan_paper.CHURCH, _TIMES)
+_ANIMEFACE = GanExperiment("AnimeFace", "eigengan-animeface", paper.EIGEN_ANIMEFACE)
+_FFHQ = GanExperiment("FFHQ (laptop: UTKFace)", "eigengan-ffhq", paper.EIGEN_FFHQ)
+_TIMES = {"step_seconds": paper.MILLISECONDS}
+_CELEBA = GanExperiment("CelebA", "gan-celeba", paper.CELEBA, _TIMES)
+_CHURCH = GanExperiment("LSUN Church (laptop: buildings)", "gan-church", paper.CHURCH, _TIMES)
 
 TABLES: tuple[Table, ...] = (
     _sprites("gan-sprites", "Vanilla GAN and true factors", _AXES, "none"),

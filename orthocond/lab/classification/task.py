@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from orthocond.lab.classification.config import Classification, Data
+from orthocond.lab.classification.networks.build import Network, build
 from orthocond.lab.data import ImageData, Pair, Pipeline, load_pair, sprites
 from orthocond.lab.devices import make_accelerator
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps, treat_weight
-from orthocond.lab.networks import Network, build
-from orthocond.lab.presets import Classification, Data
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
 from orthocond.lab.synchronize import synchronize

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from orthocond.lab.densenet import DenseNet121
-from orthocond.lab.mobilenet import MobileNetV2
+from orthocond.lab.classification.networks.densenet import DenseNet121
+from orthocond.lab.classification.networks.mobilenet import MobileNetV2
 from orthocond.layers import DecorrelatedBatchNorm2d
 
 BOTH = pytest.mark.parametrize("network", [DenseNet121, MobileNetV2])

@@ -1,0 +1,1 @@
+"""Training of classifiers with an SVD layer (paper: section 6.1)."""

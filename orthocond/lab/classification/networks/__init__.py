@@ -1,0 +1,1 @@
+"""Networks with a place for an SVD layer."""

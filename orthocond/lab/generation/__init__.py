@@ -1,0 +1,1 @@
+"""Training of GANs (paper: section 6.2)."""

@@ -1,0 +1,188 @@
+"""The paper's tables and figures: from runs, trained where they are missing, with the paper's numbers beside ours."""
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+
+from orthocond.lab.classification import full_size, timing
+from orthocond.lab.classification import tables as classification
+from orthocond.lab.classification.config import Scale
+from orthocond.lab.classification.task import load_data
+from orthocond.lab.data.options import nearest
+from orthocond.lab.experiments import Config
+from orthocond.lab.generation import tables as generation
+from orthocond.lab.generation.config import GanData
+from orthocond.lab.generation.task import load_images
+from orthocond.lab.launch import launch, name_of
+from orthocond.lab.progress import Progress
+from orthocond.lab.tables.records import Record, gather, keep
+from orthocond.lab.tables.table import Given, Table
+
+TABLES: dict[str, Table] = {
+    table.name: table
+    for module in (classification, generation, full_size, timing)
+    for table in module.TABLES  # in the order of the paper
+}
+"""All tables by name; a new one is listed here by its module."""
+
+_LISTED = 6  # trainings that a remark names, before "and so many more"
+
+
+def names() -> tuple[str, ...]:
+    """Names of the tables and figures.
+
+    Example:
+        >>> "weight-treatments" in names()
+        True
+    """
+    return tuple(TABLES)
+
+
+def describe(name: str) -> str:
+    """What a table shows.
+
+    Raises:
+        ValueError: If there is no such table; the text gives the nearest name.
+
+    Example:
+        >>> describe("time")
+        'Time of a training step: Milliseconds of forward pass, backward pass and step of the optimizer.'
+    """
+    table = _find(name)
+    return f"{table.title}: {table.text}"
+
+
+def plan(
+    name: str,
+    *,
+    scale: Scale = "laptop",
+    seeds: int = 5,
+    runs: str | PathLike[str] = "runs",
+    out: str | PathLike[str] = "results",
+) -> list[Config]:
+    """The trainings that `make` would start or continue, in the order in which it reports their progress.
+
+    Args:
+        name: Of the table.
+        scale: ``paper`` or ``laptop``.
+        seeds: How many seeds, from 0.
+        runs: Folder of runs.
+        out: Folder of results.
+
+    Raises:
+        ValueError: If there is no such table, scale, or number of seeds.
+    """
+    configs = _configs(_find(name), scale, seeds)
+    return _missing(configs, *gather(configs, runs, out))
+
+
+def make(
+    name: str,
+    *,
+    scale: Scale = "laptop",
+    seeds: int = 5,
+    runs: str | PathLike[str] = "runs",
+    out: str | PathLike[str] = "results",
+    jobs: int | None = None,
+    data_root: str | None = None,
+    train: bool = True,
+    progress: Callable[[int, Progress], None] | None = None,
+) -> Path:
+    """Make a table: train what is missing, and write it with its figures.
+
+    A training counts as there if it is finished in ``runs``, or kept in ``out`` from an earlier table, or if its loss
+    was not finite, which another attempt would only repeat. Compact copies of all trainings used are kept in
+    ``out/runs``, from which tables can be made again where the run folders are not.
+
+    Args:
+        name: Of the table.
+        scale: ``paper`` or ``laptop``.
+        seeds: How many seeds, from 0.
+        runs: Folder of runs.
+        out: Folder of results.
+        jobs: Trainings at a time.
+        data_root: Folder of data sets.
+        train: Whether to train what is missing; otherwise the table says what is missing.
+        progress: Called with the place of a training in `plan`, and where it stands; from several threads.
+
+    Returns:
+        The folder of the table: ``out/<name>``, with ``-paper`` at the end for the paper's scale.
+
+    Raises:
+        ValueError: If there is no such table, scale, or number of seeds, or kept results or data are damaged.
+        FileNotFoundError: If a data set is missing, or there is nothing to make a table of.
+        RuntimeError: If all trainings failed; the text is what the first one said.
+        KeyboardInterrupt: After Ctrl-C, when all trainings have saved.
+    """
+    table = _find(name)
+    configs = _configs(table, scale, seeds)
+    found, kept = gather(configs, runs, out)
+    missing = _missing(configs, found, kept)
+    failures: dict[str, str] = {}
+    if train and missing:
+        for data in dict.fromkeys(config.data for config in missing):  # so that what is wrong with it is said once
+            if isinstance(data, GanData):
+                load_images(data, data_root)
+            else:
+                load_data(data, data_root)
+        outcomes = launch(missing, runs, jobs=jobs, data_root=data_root, progress=progress)
+        failures = {o.run.path.name: o.text.strip() for o in outcomes if o.code}
+        found, kept = gather(configs, runs, out)
+    records = found | kept
+    ended = {record.name for record in found.values()}  # with a result, or a loss that was not finite
+    failures = {run: text for run, text in failures.items() if run not in ended}
+    if configs and not records:
+        if failures:
+            raise RuntimeError(f"All trainings of {name} failed. The first one said:\n{next(iter(failures.values()))}")
+        raise FileNotFoundError(
+            f"There are no trainings for {name} at scale {scale}, neither in {runs} nor kept in {out}. "
+            "Train them with train=True (on the command line, without --no-train)."
+        )
+    keep(records.values(), out)
+    folder = Path(out) / (name if scale == "laptop" else f"{name}-{scale}")
+    folder.mkdir(parents=True, exist_ok=True)
+    remarks = _remarks(configs, records, failures)
+    table.write(folder, Given(scale, seeds, records, train, remarks, progress))
+    return folder
+
+
+def _find(name: str) -> Table:
+    if name not in TABLES:
+        raise ValueError(f"There is no table {name!r}.{nearest(name, TABLES)} There are: {', '.join(TABLES)}.")
+    return TABLES[name]
+
+
+def _configs(table: Table, scale: Scale, seeds: int) -> list[Config]:
+    if seeds < 1:
+        raise ValueError(f"A table needs at least one seed; got {seeds}.")
+    return table.configs(scale, seeds)
+
+
+def _missing(configs: list[Config], found: Mapping[Config, Record], kept: Mapping[Config, Record]) -> list[Config]:
+    """The trainings that are not there, or have finished in a run folder and were not evaluated."""
+
+    def ended(config: Config) -> bool:
+        record = found.get(config)
+        return config in kept if record is None else not record.finished or record.evaluation is not None
+
+    return [config for config in configs if not ended(config)]
+
+
+def _remarks(configs: list[Config], records: Mapping[Config, object], failures: Mapping[str, str]) -> tuple[str, ...]:
+    """Which trainings are missing, and which failed."""
+    remarks = []
+    missing = [name_of(config) for config in configs if config not in records]
+    if missing:
+        remarks.append(f"Missing: {len(missing)} of {len(configs)} trainings: {_some(missing)}.")
+    failed = [f"{run} ({text.splitlines()[-1] if text else 'no message'})" for run, text in failures.items()]
+    if failed:
+        remarks.append(f"Failed: {_some(failed)}.")
+    return tuple(remarks)
+
+
+def _some(items: list[str]) -> str:
+    rest = len(items) - _LISTED
+    return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+__all__ = ["TABLES", "Table", "Given", "names", "describe", "plan", "make"]
