@@ -44,7 +44,7 @@ from orthocond.monitor import (
     diagnose,
     pre_svd_layer,
 )
-from orthocond.steps import NearestOrthogonal, OptimalLR, StepStatistics, Treatment, optimal_lr, treat
+from orthocond.steps import NearestOrthogonal, OptimalLR, StepStatistics, Stiefel, Treatment, optimal_lr, treat
 from orthocond.weights import (
     SkewOrthogonalConv2d,
     orthogonal,
@@ -101,6 +101,7 @@ __all__ = [
     "optimal_lr",
     "OptimalLR",
     "StepStatistics",
+    "Stiefel",
     "treat",
     "Treatment",
     # see and deploy

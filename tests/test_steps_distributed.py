@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from orthocond.layers import DecorrelatedBatchNorm2d
-from orthocond.steps import NearestOrthogonal, OptimalLR, treat
+from orthocond.steps import NearestOrthogonal, OptimalLR, Stiefel, treat
 from orthocond.weights import orthogonal
 
 WORLD = 2
@@ -22,6 +22,7 @@ FSDP_CASES = {
     "olr": {"lr": OptimalLR()},
     "nog+olr": {"gradient": NearestOrthogonal(), "lr": OptimalLR()},
     "nog+paper": {"gradient": NearestOrthogonal(), "lr": OptimalLR("paper")},
+    "stiefel": {"manifold": Stiefel()},
     # Adam's first update is a matrix of signs, singular up to its epsilon: without a tolerance that would be amplified.
     "update+olr": {"gradient": NearestOrthogonal(rank_tol=1e-3, of="update"), "lr": OptimalLR()},
 }

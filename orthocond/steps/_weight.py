@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from orthocond.matrix import matrix_view
 
+MOMENTUM = "stiefel_momentum"  # under which the optimizer's state holds the average gradient
 _NOTHING = torch.empty(0)
 
 
@@ -55,8 +56,9 @@ class Weight:
         self.name = f"{name} {tuple(parameter.shape)}"
         matrix = matrix_view(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"), groups)
         self.shape = matrix.shape if groups > 1 else (1, *matrix.shape)
-        self.before = self.fraction = _NOTHING  # set during a step
+        self.before = self.after = self.average = self.fraction = _NOTHING  # set during a step
         self.lr: float | Tensor = 0.0
+        self.maximize = False
         self.steps = self.without_gradient = self.skipped = 0
         self.shortened: Tensor | int = 0
         self.rates: deque[Tensor] = deque(maxlen=history)
@@ -78,16 +80,26 @@ class Weight:
 
     def gradient(self) -> Tensor:
         """The gradient as matrices."""
+        return self._matrices(self._dense_gradient())
+
+    def _dense_gradient(self) -> Any:
         gradient: Any = self.parameter.grad
         if gradient.layout is not torch.strided:
             raise TypeError(
                 f"A treatment needs dense gradients; that of {self.name} is {gradient.layout}. Use sparse=False."
             )
-        return self._matrices(gradient)
+        return gradient
 
     def matrices(self) -> Tensor:
         """The weight as matrices."""
         return self._matrices(self.parameter.detach())
+
+    def average_gradient(self, state: dict[str, Any], momentum: float, scale: Tensor | None) -> Tensor:
+        """The average gradient as matrices, once the present gradient is part of it; kept until the step is made."""
+        gradient = self._dense_gradient() if scale is None else self._dense_gradient() / scale
+        average: Any = state.get(MOMENTUM)
+        self.average = torch.lerp(torch.zeros_like(gradient) if average is None else average, gradient, 1 - momentum)
+        return self._matrices(self.average)
 
     def matrices_before(self) -> Tensor:
         """The weight before the step as matrices."""
@@ -121,7 +133,7 @@ class Weight:
 
     def release(self) -> None:
         """Free what was kept during the step, and count it."""
-        self.before = self.fraction = _NOTHING
+        self.before = self.after = self.average = self.fraction = _NOTHING
         self.steps += 1
 
     def statistics(self) -> StepStatistics:

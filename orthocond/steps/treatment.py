@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond._checks import check_count
-from orthocond.steps._weight import StepStatistics, Weight, assign, batches, find_weight
+from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches, find_weight
 from orthocond.steps.learning_rate import OptimalLR
 from orthocond.steps.nearest import NearestOrthogonal
+from orthocond.steps.stiefel import Stiefel
 
+_KINDS = ("gradient", "lr", "manifold")
 # The treatments attached to each optimizer, to refuse a second one of the same kind for a weight.
 attached: WeakKeyDictionary[Optimizer, list["Treatment"]] = WeakKeyDictionary()
 
@@ -23,10 +25,11 @@ def treat(
     *,
     gradient: NearestOrthogonal | None = None,
     lr: OptimalLR | None = None,
+    manifold: Stiefel | None = None,
     history: int = 1000,
     spectrum_every: int = 100,
 ) -> "Treatment":
-    r"""Treat the gradient and the step length of chosen weights, at each step of an optimizer.
+    r"""Treat the gradient and the step length of chosen weights, or keep them orthogonal, at each step of an optimizer.
 
     With :math:`W` a treated weight as a matrix (see `matrix_view`), ``optimizer.step()`` becomes
 
@@ -37,6 +40,9 @@ def treat(
        step with the learning rate η for every optimizer whose update is proportional to its learning rate (SGD with
        momentum and weight decay, Adam, AdamW, RMSprop, ...), and touches neither parameter group nor schedule.
 
+    With ``manifold`` the weight is orthogonal from now on, and the optimizer's step of it is replaced by an orthogonal
+    one; see `Stiefel`.
+
     It acts when the step is made, not when gradients arrive, so it is right under gradient accumulation, DDP and
     gradient scaling, where a tensor hook would orthogonalize parts of a gradient. Of a weight that fully_shard has
     sharded the whole matrix is gathered. Weights of one shape are processed as one batch.
@@ -45,12 +51,13 @@ def treat(
     ``module.parametrizations.weight.original``, because the optimizer owns no other: its gradient is made orthogonal
     and its step length chosen, not those of the weight that the layer computes with.
 
-    The optimizer's ``state_dict`` does not change. A copy of the optimizer, by deepcopy or pickle, is not treated, as
-    torch copies no hooks: call `treat` on the copy. The memory cost is one copy of each weight where ``lr`` or
-    ``of="update"`` is used, none otherwise, and it lives during the step only, as does the working memory in float64
-    for the weights of one shape. The host reads from the device: at most two flags a shape for NOG (is the gradient
-    finite, has it full rank), a third number for ``of="update"`` (the rounding of the weight), and one flag for a fused
-    optimizer under a GradScaler. OLR reads nothing.
+    The optimizer's ``state_dict`` does not change, but for the average gradient of `Stiefel`. A copy of the optimizer,
+    by deepcopy or pickle, is not treated, as torch copies no hooks: call `treat` on the copy. The memory cost is one
+    copy of each weight where ``lr``, ``of="update"`` or ``manifold`` is used, none otherwise. It lives during the step
+    only, as does the working memory in float64 for the weights of one shape. The host reads from the device: at most
+    two flags a shape for NOG (is the gradient finite, has it full rank), twice as many for ``manifold``, a third number
+    for ``of="update"`` (the rounding of the weight), and one flag for a fused optimizer under a GradScaler. OLR reads
+    nothing.
 
     Args:
         target: A module with a ``weight``, a parameter, or several of them. A module knows the groups of its
@@ -58,6 +65,7 @@ def treat(
         optimizer: The optimizer that owns the weights. Treat them after it was made.
         gradient: What to do with the gradient, or None.
         lr: How to choose the step length, or None.
+        manifold: How to move orthogonal weights, or None. It stands alone.
         history: How many step lengths and spectra the statistics keep.
         spectrum_every: Interval of treated steps at which the singular values of the gradient are recorded before it
             is made orthogonal; 0 for never.
@@ -89,10 +97,16 @@ def treat(
     References:
         Song, Sebe, Wang (2022), section 4.
     """
-    if gradient is None and lr is None:
-        raise ValueError("treat needs something to do; pass gradient=NearestOrthogonal(), lr=OptimalLR(), or both.")
+    if gradient is None and lr is None and manifold is None:
+        raise ValueError(
+            "treat needs something to do; pass gradient=NearestOrthogonal(), lr=OptimalLR(), or both, or "
+            "manifold=Stiefel()."
+        )
     _check_setting(gradient, NearestOrthogonal, "gradient")
     _check_setting(lr, OptimalLR, "lr")
+    _check_setting(manifold, Stiefel, "manifold")
+    if manifold is not None and (gradient is not None or lr is not None):
+        raise ValueError("treat(manifold=...) replaces the whole step, so gradient= and lr= would have no effect.")
     if lr is not None and lr.form == "paper" and gradient is not None and gradient.of == "update":
         raise ValueError(
             "OptimalLR(form='paper') chooses a step along the gradient, NearestOrthogonal(of='update') leaves it; "
@@ -109,7 +123,7 @@ def treat(
     weights = [find_weight(t, history) for t in targets]
     if not weights:
         raise ValueError("treat needs at least one weight; got none. Check the filter that chose them.")
-    treatment = Treatment(weights, gradient, lr, spectrum_every, type(optimizer).__name__)
+    treatment = Treatment(weights, gradient, lr, manifold, spectrum_every, type(optimizer).__name__)
     treatment._attach(optimizer)
     return treatment
 
@@ -120,6 +134,7 @@ class Treatment:
     Attributes:
         gradient: The setting of the gradient, or None.
         lr: The setting of the step length, or None.
+        manifold: The setting of steps along a manifold, or None.
         weights: The treated weights, with what is counted of each.
     """
 
@@ -128,11 +143,13 @@ class Treatment:
         weights: list[Weight],
         gradient: NearestOrthogonal | None,
         lr: OptimalLR | None,
+        manifold: Stiefel | None,
         spectrum_every: int,
         optimizer_name: str,
     ) -> None:
         self.gradient = gradient
         self.lr = lr
+        self.manifold = manifold
         self.weights = weights
         self._spectrum_every = spectrum_every
         self._optimizer_name = optimizer_name
@@ -149,9 +166,12 @@ class Treatment:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for treatments in attached.values():
+        for optimizer, treatments in attached.items():
             if self in treatments:
                 treatments.remove(self)
+                if self.manifold is not None:
+                    for w in self.weights:
+                        optimizer.state[w.parameter].pop(MOMENTUM, None)
 
     def __enter__(self) -> Self:
         return self
@@ -163,19 +183,17 @@ class Treatment:
         names = self.weights[0].name if len(self.weights) == 1 else f"{len(self.weights)} weights"
         steps = max(w.steps for w in self.weights)
         state = f"{steps} step{'' if steps == 1 else 's'}" + ("" if self._handles else ", removed")
-        settings = [
-            f"\n  {name}={value}" for name, value in (("gradient", self.gradient), ("lr", self.lr)) if value is not None
-        ]
+        settings = [f"\n  {kind}={value}" for kind in _KINDS if (value := getattr(self, kind)) is not None]
         return f"Treatment of {names} under {self._optimizer_name}, {state}:{''.join(settings)}"
 
     def _attach(self, optimizer: Optimizer) -> None:
         """Check every weight against the optimizer, then register the hooks."""
         groups = _groups_by_parameter(optimizer)
         others = attached.setdefault(optimizer, [])
-        for kind in ("gradient", "lr"):
+        for kind in _KINDS:
             if getattr(self, kind) is None:
                 continue
-            taken = {id(w.parameter) for t in others if getattr(t, kind) is not None for w in t.weights}
+            taken = {id(w.parameter) for t in others if t._excludes(kind) for w in t.weights}
             for w in self.weights:
                 if id(w.parameter) in taken:
                     raise RuntimeError(
@@ -188,13 +206,35 @@ class Treatment:
                     f"{w.name} does not belong to the optimizer, which would never move it. Pass the optimizer that "
                     "was given this parameter; after fully_shard or a parametrization make the optimizer anew."
                 )
-            if self.lr is not None and "lr" not in groups[id(w.parameter)]:
-                raise ValueError(f"treat(lr=...) needs parameter groups with an 'lr'; {self._optimizer_name} has none.")
+            for kind in ("lr", "manifold"):
+                if getattr(self, kind) is not None and "lr" not in groups[id(w.parameter)]:
+                    raise ValueError(
+                        f"treat({kind}=...) needs parameter groups with an 'lr'; {self._optimizer_name} has none."
+                    )
+        if self.manifold is not None:
+            self._enter_manifold(self.manifold)
         others.append(self)
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+
+    def _excludes(self, kind: str) -> bool:
+        """Whether a weight of this treatment can have no other of a kind."""
+        return self.manifold is not None or kind == "manifold" or getattr(self, kind) is not None
+
+    @torch.no_grad()
+    def _enter_manifold(self, manifold: Stiefel) -> None:
+        """Put the weights on the manifold."""
+        for w in self.weights:
+            if "parametrizations" in w.name:
+                raise ValueError(
+                    f"treat(manifold=...) needs a plain weight; {w.name} is only the raw parameter of one. Take the "
+                    "parametrization off with torch.nn.utils.parametrize.remove_parametrizations first."
+                )
+        nearest = [manifold.nearest(w.matrices()) for w in self.weights]
+        for w, matrices in zip(self.weights, nearest, strict=True):  # only now: an error leaves all as they were
+            assign(w.parameter.detach(), matrices)
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -216,12 +256,15 @@ class Treatment:
         if self.lr is not None or (self.gradient is not None and self.gradient.of == "update"):
             for w in active:
                 w.before = w.parameter.detach().clone()
-        if self.lr is not None:
+        if self.lr is not None or self.manifold is not None:
             groups = _groups_by_parameter(optimizer)
             for w in active:
                 w.lr = groups[id(w.parameter)]["lr"]
-            if self.lr.form == "paper":  # now, since some optimizers use the gradient as scratch space
-                self._choose_rates_by_gradient(active, self.lr, scale)
+                w.maximize = groups[id(w.parameter)].get("maximize", False)
+        if self.manifold is not None:
+            self._choose_weights(active, self.manifold, optimizer, scale)
+        if self.lr is not None and self.lr.form == "paper":  # now, as some optimizers use gradients as scratch space
+            self._choose_rates_by_gradient(active, self.lr, scale)
         self._pending = active
 
     @torch.no_grad()
@@ -235,6 +278,10 @@ class Treatment:
                 self._choose_rates_by_update(active, self.lr)
             for w in active:
                 w.shorten_update()
+        if self.manifold is not None:
+            for w in active:
+                assign(w.parameter.detach(), w.after)
+                optimizer.state[w.parameter][MOMENTUM] = w.average
         for w in active:
             w.release()
 
@@ -245,13 +292,8 @@ class Treatment:
             try:
                 nearest = setting.nearest(gradients)
             except ValueError as error:
-                names = [w.name for w, g in zip(batch, gradients, strict=True) if not g.isfinite().all()]
-                if not names:
-                    raise
-                raise ValueError(
-                    f"NearestOrthogonal needs finite gradients; that of {names[0]} holds NaN or infinity. Skip such "
-                    "steps with torch.amp.GradScaler, or look for an overflow in the loss."
-                ) from error
+                _name_what_is_not_finite(error, batch, gradients, "NearestOrthogonal")
+                raise
             for w, g in zip(batch, gradients, strict=True):
                 if self._spectrum_every and w.steps % self._spectrum_every == 0:
                     w.record_spectrum(g)
@@ -262,6 +304,24 @@ class Treatment:
     def _orthogonalize_updates(self, active: list[Weight], setting: NearestOrthogonal) -> None:
         for w in active:  # one by one: the noise in an update depends on the weight it was taken from
             assign(w.parameter, setting.nearest_update(w.matrices_before(), w.matrices()))
+
+    def _choose_weights(
+        self, active: list[Weight], manifold: Stiefel, optimizer: Optimizer, scale: Tensor | None
+    ) -> None:
+        for batch in batches(active):
+            averages = [w.average_gradient(optimizer.state[w.parameter], manifold.momentum, scale) for w in batch]
+            weights = torch.stack([w.matrices() for w in batch])
+            tangents = manifold.tangent(weights, torch.stack(averages))
+            lr = torch.stack([-w.lr_tensor() if w.maximize else w.lr_tensor() for w in batch])
+            try:
+                after = manifold.step(weights, tangents, lr[:, None])
+            except ValueError as error:
+                _name_what_is_not_finite(error, batch, averages, "Stiefel")
+                raise
+            for w, tangent, matrices in zip(batch, tangents, after, strict=True):
+                if self._spectrum_every and w.steps % self._spectrum_every == 0:
+                    w.record_spectrum(tangent)
+                w.after = matrices
 
     def _choose_rates_by_gradient(self, active: list[Weight], setting: OptimalLR, scale: Tensor | None) -> None:
         for batch in batches(active):
@@ -287,6 +347,16 @@ def _check_setting(value: object, kind: type, name: str) -> None:
     if value is not None and not isinstance(value, kind):
         hint = f" Add parentheses: {kind.__name__}()." if value is kind else ""
         raise TypeError(f"treat({name}=...) needs a setting such as {kind.__name__}(); got {value!r}.{hint}")
+
+
+def _name_what_is_not_finite(error: ValueError, batch: list[Weight], gradients: Iterable[Tensor], caller: str) -> None:
+    """Raise an error that names the first weight whose gradient is not finite, if there is one."""
+    for w, g in zip(batch, gradients, strict=True):
+        if not g.isfinite().all():
+            raise ValueError(
+                f"{caller} needs finite gradients; that of {w.name} holds NaN or infinity. Skip such steps with "
+                "torch.amp.GradScaler, or look for an overflow in the loss."
+            ) from error
 
 
 def _groups_by_parameter(optimizer: Optimizer) -> dict[int, dict[str, Any]]:

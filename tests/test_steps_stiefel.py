@@ -1,0 +1,397 @@
+import copy
+import math
+import pickle
+
+import pytest
+import scipy.linalg
+import torch
+from torch import nn
+
+import orthocond as oc
+from orthocond.matrix import matrix_view
+from orthocond.steps import NearestOrthogonal, OptimalLR, Stiefel, treat
+from tests.steps_helpers import batch, haar, network, train
+from tests.test_treat import LAYERS, OPTIMIZERS
+
+SHAPES = {"square": (6, 6), "odd": (5, 5), "wide": (4, 9), "tall": (9, 4), "row": (1, 7), "column": (7, 1)}
+
+
+def tangent_vectors(q, count):
+    """Random tangent vectors at q from their definition: Q Aᵀ skew for wide matrices, Qᵀ A for tall ones."""
+    m, n = q.shape
+    if m > n:
+        return tangent_vectors(q.mT, count).mT
+    skew = torch.randn(count, m, m, dtype=q.dtype)
+    outside = torch.randn(count, m, n, dtype=q.dtype)
+    return (skew - skew.mT) @ q + outside - outside @ q.mT @ q
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_the_circle_a_step_turns_by_the_arc_tangent_of_the_rate(shape, dtype):
+    weight = nn.Parameter(torch.tensor([math.cos(0.3), math.sin(0.3)], dtype=dtype).reshape(shape))
+    optimizer = torch.optim.SGD([weight], lr=0.2)
+    treat(weight, optimizer, manifold=Stiefel(momentum=0.0))
+    angle = 0.3
+    for sign in (1.0, -1.0, -1.0):
+        # Along the tangent the gradient is `sign`, along the normal anything; its size does not matter.
+        tangent = torch.tensor([-math.sin(angle), math.cos(angle)], dtype=dtype)
+        weight.grad = (37 * sign * tangent + 5 * weight.detach().flatten()).reshape(shape)
+        optimizer.step()
+        angle -= sign * math.atan(0.2)
+        expected = torch.tensor([math.cos(angle), math.sin(angle)], dtype=dtype).reshape(shape)
+        torch.testing.assert_close(weight.detach(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rotations_of_the_plane_and_of_space(dtype):
+    """In 3 dimensions a tangent has a null direction, the axis of rotation: rounding must not make a step along it."""
+    for n in (2, 3):
+        for _ in range(20):
+            q = haar(n, n)
+            axis = torch.randn(n, n, dtype=torch.float64)
+            axis = axis - axis.mT
+            unit = axis / torch.linalg.matrix_norm(axis, 2)
+            symmetric = torch.randn(n, n, dtype=torch.float64)
+            gradient = q @ (3 * axis + symmetric + symmetric.mT)
+            setting = Stiefel(momentum=0.0)
+            w = q.to(dtype)
+            found = setting.step(w, setting.tangent(w, gradient.to(dtype)), 0.4)
+            expected = q @ torch.linalg.matrix_exp(-math.atan(0.4) * unit)
+            torch.testing.assert_close(
+                found, expected.to(dtype), atol=1e-5 if dtype is torch.float32 else 1e-12, rtol=0
+            )
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_step_is_its_formula_by_scipy(shape):
+    q, m = haar(*shape), torch.randn(shape, dtype=torch.float64)
+    setting = Stiefel(scale=0.5, gain=2.0)
+    found = setting.step(2 * q, setting.tangent(2 * q, m), 0.3)
+    if shape[0] > shape[1]:
+        tangent = m - q @ (q.T @ m + m.T @ q) / 2
+    else:
+        tangent = m - (m @ q.T + q @ m.T) @ q / 2
+    rank = torch.linalg.matrix_rank(tangent)
+    u, _, vh = torch.linalg.svd(tangent, full_matrices=False)
+    moved = q - 0.15 * u[:, :rank] @ vh[:rank]
+    expected = 2 * torch.from_numpy(scipy.linalg.polar(moved.numpy())[0])
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_tangent_is_the_projection_of_the_gradient(shape):
+    q, m = haar(*shape), torch.randn(shape, dtype=torch.float64)
+    t = Stiefel().tangent(q, m)
+    gram = t @ q.mT if shape[0] <= shape[1] else q.mT @ t
+    torch.testing.assert_close(gram + gram.mT, torch.zeros_like(gram), atol=1e-12, rtol=0)
+    torch.testing.assert_close(Stiefel().tangent(q, t), t, atol=1e-12, rtol=0)
+    vectors = tangent_vectors(q, 100)
+    torch.testing.assert_close((vectors * (m - t)).sum((-2, -1)), torch.zeros(100).double(), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [s for name, s in SHAPES.items() if name not in ("row", "column")])
+def test_no_tangent_step_of_the_same_spectral_norm_falls_faster(shape):
+    q, gradient = haar(*shape), torch.randn(shape, dtype=torch.float64)
+    setting = Stiefel()
+    tangent = setting.tangent(q, gradient)
+    slope = float(((q - setting.step(q, tangent, 1e-6)) * gradient).sum() / 1e-6)
+    assert slope == pytest.approx(float(torch.linalg.svdvals(tangent).sum()), rel=1e-4)  # the nuclear norm
+    others = tangent_vectors(q, 2000)
+    others = others / torch.linalg.matrix_norm(others, 2, keepdim=True)
+    assert slope > (others * gradient).sum((-2, -1)).max()
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_it_finds_the_nearest_orthogonal_matrix(shape):
+    """‖Q - B‖² over orthogonal Q is least at the polar factor of B; on a component of its own for square ones."""
+    start, target = haar(*shape), haar(*shape)
+    if shape[0] == shape[1] and torch.linalg.det(start) * torch.linalg.det(target) < 0:
+        target[0] *= -1
+    weight = nn.Parameter(start.clone())
+    optimizer = torch.optim.SGD([weight], lr=0.2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.96**step)
+    treat(weight, optimizer, manifold=Stiefel(momentum=0.5))
+    for _ in range(250):
+        optimizer.zero_grad()
+        (weight - target).square().sum().backward()
+        optimizer.step()
+        schedule.step()
+    torch.testing.assert_close(weight.detach(), target, atol=1e-2, rtol=0)
+
+
+def test_the_gradient_is_averaged_in_the_surrounding_space():
+    w = nn.Parameter(haar(3, 5))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    treat(w, optimizer, manifold=Stiefel(momentum=0.8))
+    expected, average = w.detach().clone(), torch.zeros(3, 5, dtype=torch.float64)
+    for _ in range(4):
+        w.grad = torch.randn(3, 5, dtype=torch.float64)
+        average = 0.8 * average + 0.2 * w.grad
+        expected = Stiefel().step(expected, Stiefel().tangent(expected, average), 0.1)
+        optimizer.step()
+        torch.testing.assert_close(w.detach(), expected)
+
+
+# --- under treat -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.3, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_stays_orthogonal(layer, dtype, gain):
+    make, shape = LAYERS[layer]
+    module = make().to(dtype)
+    groups = getattr(module, "groups", 1)
+    before = matrix_view(module.weight.detach(), groups).double()
+    g = gain or before.square().sum((-2, -1)).div(min(before.shape[-2:])).sqrt()
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.05, weight_decay=0.1)
+    handle = treat(module, optimizer, manifold=Stiefel(gain=gain))
+    assert module.weight.stride() == make().weight.stride()
+    for _ in range(15):
+        values = torch.linalg.svdvals(matrix_view(module.weight.detach(), groups).double())
+        expected = torch.as_tensor(g).double()[..., None].expand_as(values)
+        torch.testing.assert_close(values, expected, rtol=2e-2 if dtype is torch.bfloat16 else 1e-6, atol=0)
+        start = module.weight.detach().clone()
+        optimizer.zero_grad()
+        module(torch.randn(shape, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+        assert not torch.equal(module.weight, start)
+    assert handle.statistics[0].steps == 15
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "maximize"])
+def test_the_update_of_the_optimizer_is_replaced(name):
+    """Whatever the optimizer does to the weight, its momentum and weight decay too, has no effect."""
+    make, settings = OPTIMIZERS[name]
+    q, results = haar(3, 5), []
+    for kind, options in ((torch.optim.SGD, {}), (make, settings)):
+        torch.manual_seed(0)
+        w, other = nn.Parameter(q.clone()), nn.Parameter(torch.ones(2, dtype=torch.float64))
+        optimizer = kind([w, other], **{**options, "lr": 0.1})
+        treat(w, optimizer, manifold=Stiefel())
+        for _ in range(5):
+            w.grad, other.grad = torch.randn(3, 5, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+            optimizer.step()
+        results.append(w.detach())
+        assert not torch.equal(other, torch.ones(2))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_a_schedule_and_the_scale_set_the_angle():
+    w = nn.Parameter(torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    optimizer = torch.optim.Adam([w], lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    treat(w, optimizer, manifold=Stiefel(momentum=0.0, scale=20.0))
+    angle = 0.0
+    for step in range(4):
+        w.grad = torch.tensor([[0.0, -1.0]], dtype=torch.float64)
+        optimizer.step()
+        schedule.step()
+        angle += math.atan(0.2 * 0.5**step)
+        assert math.atan2(*w.detach().flip(1)[0]) == pytest.approx(angle)
+
+
+def test_maximize_goes_up():
+    for maximize in (False, True):
+        w = nn.Parameter(torch.tensor([[1.0, 0.0]]))
+        optimizer = torch.optim.SGD([w], lr=0.1, maximize=maximize)
+        treat(w, optimizer, manifold=Stiefel())
+        w.grad = torch.tensor([[0.0, 1.0]])
+        optimizer.step()
+        assert (w[0, 1] > 0) == maximize
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_scaler_changes_nothing(fused):
+    model = network().float()
+    twin = copy.deepcopy(model)
+    optimizer, plain = (torch.optim.Adam(m.parameters(), lr=0.1, fused=fused) for m in (model, twin))
+    treat(model[0], optimizer, manifold=Stiefel())
+    treat(twin[0], plain, manifold=Stiefel())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
+    for step in range(5):
+        x, y = (t.float() for t in batch())
+        optimizer.zero_grad()
+        before = model[0].weight.detach().clone()
+        scaler.scale(nn.functional.mse_loss(model(x), y) * (math.inf if step == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 1:
+            assert torch.equal(model[0].weight, before)
+        else:
+            train(twin, plain, [(x, y)])
+    torch.testing.assert_close(model[0].weight, twin[0].weight, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_one_shape_are_one_batch_and_each_has_its_own_rate():
+    weights = [nn.Parameter(torch.tensor([[1.0, 0.0]])) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [w], "lr": lr} for w, lr in zip(weights, (0.1, 0.4), strict=True)])
+    treat(weights, optimizer, manifold=Stiefel())
+    for w in weights:
+        w.grad = torch.tensor([[0.0, 1.0]])
+    optimizer.step()
+    for w, lr in zip(weights, (0.1, 0.4), strict=True):
+        cosine, sine = w.detach()[0].tolist()
+        assert math.atan2(-sine, cosine) == pytest.approx(math.atan(lr), rel=1e-6)
+
+
+class Nested(torch.optim.Adam):
+    """Its step calls that of the base class, so torch calls all hooks twice."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_hooks_that_are_called_twice_average_once():
+    data, results = [batch() for _ in range(3)], []
+    model = network()
+    for kind in (torch.optim.Adam, Nested):
+        m = copy.deepcopy(model)
+        optimizer = kind(m.parameters(), lr=0.1)
+        treat(m[0], optimizer, manifold=Stiefel())
+        train(m, optimizer, data)
+        results.append(m[0].weight.detach())
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+# --- life cycle ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+def test_the_state_of_the_optimizer_is_all_that_resuming_needs(kind):
+    data = [batch() for _ in range(6)]
+
+    def fresh():
+        model = network()
+        optimizer = kind(model.parameters(), lr=0.05)
+        return model, optimizer, treat(model[0], optimizer, manifold=Stiefel())
+
+    model, optimizer, _ = fresh()
+    train(model, optimizer, data[:3])
+    saved = pickle.dumps((model.state_dict(), optimizer.state_dict()))
+    losses = train(model, optimizer, data[3:])
+    again, again_optimizer, _ = fresh()
+    weights, state = pickle.loads(saved)
+    again.load_state_dict(weights)
+    again_optimizer.load_state_dict(state)
+    assert train(again, again_optimizer, data[3:]) == losses
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_after_remove_the_optimizer_goes_on(kind):
+    model = network()
+    optimizer = kind(model.parameters(), lr=0.05)
+    plain_keys = None
+    with treat(model[0], optimizer, manifold=Stiefel()):
+        train(model, optimizer, [batch()])
+        plain_keys = set(optimizer.state[model[3].weight])
+    assert set(optimizer.state[model[0].weight]) == plain_keys
+    train(model, optimizer, [batch()])
+    assert torch.linalg.cond(model[0].weight.detach().flatten(1)) > 1 + 1e-6
+
+
+def test_a_weight_is_orthogonal_from_the_start_and_an_orthogonal_one_is_not_changed():
+    layer = nn.Linear(6, 4)
+    start = layer.weight.detach().clone()
+    treat(layer, torch.optim.SGD(layer.parameters(), lr=0.1), manifold=Stiefel(gain=2.0))
+    torch.testing.assert_close(layer.weight.detach(), 2 * oc.polar(start))
+    again = nn.Linear(6, 4)
+    again.weight.data = layer.weight.detach().clone()
+    treat(again, torch.optim.SGD(again.parameters(), lr=0.1), manifold=Stiefel(gain=None))
+    torch.testing.assert_close(again.weight, layer.weight)
+
+
+def test_a_weight_loaded_later_is_orthogonal_after_one_step():
+    layer = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    treat(layer, optimizer, manifold=Stiefel())
+    layer.load_state_dict({"weight": 10 * torch.randn(4, 6), "bias": torch.zeros(4)})
+    layer(torch.randn(9, 6)).square().sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(torch.linalg.svdvals(layer.weight.detach()), torch.ones(4))
+
+
+def test_the_spectrum_of_the_tangent_is_recorded():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = treat(model[0], optimizer, manifold=Stiefel(momentum=0.0), spectrum_every=1)
+    model(batch()[0]).square().mean().backward()
+    tangent = Stiefel().tangent(model[0].weight.detach().flatten(1), model[0].weight.grad.flatten(1))
+    optimizer.step()
+    torch.testing.assert_close(handle.statistics[0].spectra[0][0], torch.linalg.svdvals(tangent))
+    assert "manifold=Stiefel(momentum=0.0, scale=1.0, gain=1.0, method='gram')" in repr(handle)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Stiefel(momentum=1.0), r"momentum=...\) needs a number in \[0, 1\); got 1.0"),
+        (lambda: Stiefel(momentum=math.nan), r"momentum=...\) needs a number in \[0, 1\)"),
+        (lambda: Stiefel(scale=0.0), r"scale=...\) needs a finite number above 0; got 0.0"),
+        (lambda: Stiefel(gain=math.inf), r"gain=...\) needs a finite number above 0; got inf"),
+        (lambda: Stiefel(method="qr"), "'gram', 'svd'"),
+    ],
+)
+def test_settings_are_checked(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("settings", [{"gradient": NearestOrthogonal()}, {"lr": OptimalLR()}])
+def test_it_stands_alone(settings):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="replaces the whole step"):
+        treat(model[0], optimizer, manifold=Stiefel(), **settings)
+    first = treat(model[0], optimizer, **settings)
+    with pytest.raises(RuntimeError, match="two treatments of its manifold"):
+        treat(model[0], optimizer, manifold=Stiefel())
+    first.remove()
+    treat(model[0], optimizer, manifold=Stiefel())
+    with pytest.raises(RuntimeError, match="two treatments"):
+        treat(model[0], optimizer, **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: nn.init.zeros_(m[0].weight), r"Stiefel needs a weight of full rank.*orthogonal_"),
+        (lambda m: oc.orthogonal(m[0]), "needs a plain weight"),
+    ],
+)
+def test_weights_that_cannot_be_on_the_manifold(change, message):
+    model = network()
+    change(model)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        treat([model[3], model[0]], torch.optim.SGD(model.parameters(), lr=0.1), manifold=Stiefel())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_and_nothing_moves():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    treat([model[3], model[0]], optimizer, manifold=Stiefel())
+    train(model, optimizer, [batch()])
+    model(batch()[0]).sum().backward()
+    model[0].weight.grad[0, 0, 0, 0] = math.nan
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"Stiefel needs finite gradients.*Conv2d.weight \(6, 2, 3, 3\)"):
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    train(model, optimizer, [batch()])
+
+
+def test_a_setting_of_the_wrong_kind():
+    model = network()
+    with pytest.raises(TypeError, match=r"Add parentheses: Stiefel\(\)"):
+        treat(model[0], torch.optim.SGD(model.parameters(), lr=0.1), manifold=Stiefel)
