@@ -414,7 +414,7 @@ def test_errors_of_networks(model, method, error):
         ("nogg", "no method 'nogg'. Did you mean 'nog'?"),
         ("nog+nog", "counts once"),
         ("sn+ow", "One treatment of the weight at a time; 'sn\\+ow' has sn and ow"),
-        ("bn+nog", "bn stands alone"),
+        ("bn+nog", "bn takes no treatment but wi"),
     ],
 )
 def test_errors_of_methods(name, error):

@@ -35,6 +35,21 @@ def joined(batches):
 # Values
 
 
+def test_crops_show_the_reflection_of_an_image():
+    data = random_data(count=6)
+    pipeline = raw(data=data, batch_size=6, train=True, crop_padding=3, padding="reflection", flip=False)
+    padded = F.pad(data.images.float(), (3, 3, 3, 3), mode="reflect")
+    places = set()
+    for epoch in range(20):
+        ((images, labels),) = pipeline.batches(epoch)
+        for image, label in zip(images, labels, strict=True):
+            windows = padded[label].unfold(1, 8, 1).unfold(2, 8, 1)  # (C, 7, 7, 8, 8)
+            found = (windows - image[:, None, None]).abs().amax((0, 3, 4)).lt(1e-3).nonzero().tolist()
+            assert len(found) == 1
+            places.add(tuple(found[0]))
+    assert {row for row, _ in places} == {column for _, column in places} == set(range(7))
+
+
 def test_evaluation_gives_all_images_in_order():
     data = random_data()
     images, labels = joined(raw(data=data, batch_size=5, train=False).batches())

@@ -309,7 +309,7 @@ def test_kinds_of_experiments(tmp_path):
         experiments.read_config({"kind": "gan"})
     with pytest.raises(ValueError, match=r"no preset 'gan-sprite'\. Did you mean 'gan-sprites'"):
         experiments.preset("gan-sprite")
-    with pytest.raises(ValueError, match="The scale is 'paper' or 'laptop'; got 'large'"):
+    with pytest.raises(ValueError, match="has the scales 'paper', 'laptop'; got 'large'"):
         preset("gan-sprites", "large")
     config = short(tiny())
     assert experiments.train(config, run_of(tmp_path, config)) == 0

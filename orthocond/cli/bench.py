@@ -16,7 +16,7 @@ from orthocond.lab.generation.config import Generation
 def bench(
     preset: str = "dbn-cifar100-resnet50",
     *,
-    scale: Literal["paper", "laptop"] = "laptop",
+    scale: Literal["paper", "workstation", "laptop"] = "laptop",
     methods: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative_iterable=())] = (),
     repeats: int = 20,
     batch_size: int | None = None,

@@ -11,7 +11,7 @@ def table(
     name: str | None = None,
     /,
     *,
-    scale: Literal["paper", "laptop"] = "laptop",
+    scale: Literal["paper", "workstation", "laptop"] = "laptop",
     seeds: int = 5,
     runs: Path = Path("runs"),
     out: Path = Path("results"),

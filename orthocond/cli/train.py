@@ -87,7 +87,7 @@ def train(
     preset: str | None = None,
     /,
     *,
-    scale: Literal["paper", "laptop"] = "laptop",
+    scale: Literal["paper", "workstation", "laptop"] = "laptop",
     config: Path | None = None,
     runs: Path = Path("runs"),
     resume: str | None = None,

@@ -45,6 +45,8 @@ NAMES = (
 _SOLVERS: dict[str, Solver] = {
     "eigh": Eigh(),
     "ns": NewtonSchulz(),
+    "ns7": NewtonSchulz(steps=7),
+    "ns20": NewtonSchulz(steps=20),
     "pade": Pade(),
     "taylor": Taylor(),
     "svd-plain": SVD(gradient="plain"),
@@ -66,7 +68,7 @@ def parts(name: str) -> frozenset[str]:
         ['nog', 'olr', 'ow']
         >>> parts("nog+bn")
         Traceback (most recent call last):
-        ValueError: bn stands alone and takes no treatment; got 'nog+bn'.
+        ValueError: bn takes no treatment but wi, the control of whitening; got 'nog+bn'.
     """
     found = name.split("+")
     known = (*BASES, *WEIGHTS, *STEPS)
@@ -75,8 +77,8 @@ def parts(name: str) -> frozenset[str]:
             raise ValueError(f"There is no method {part!r}.{nearest(part, known)} There are: {', '.join(known)}.")
     if len(set(found)) < len(found):
         raise ValueError(f"Each treatment counts once; got {name!r}.")
-    if "bn" in found and len(found) > 1:
-        raise ValueError(f"bn stands alone and takes no treatment; got {name!r}.")
+    if "bn" in found and set(found) - {"bn", "wi"}:
+        raise ValueError(f"bn takes no treatment but wi, the control of whitening; got {name!r}.")
     if len(weights := [part for part in found if part in WEIGHTS]) > 1:
         raise ValueError(f"One treatment of the weight at a time; {name!r} has {' and '.join(weights)}.")
     return frozenset(found)
@@ -125,13 +127,14 @@ def _skew(layer: nn.Module) -> SkewOrthogonalConv2d:
 
 
 def parameter_groups(method: Method, model: nn.Module, pre_svd: str, weight_decay: float) -> list[dict[str, Any]]:
-    """All parameters with the weight decay that each should have (see `Schedule`)."""
-    undecayed: list[nn.Parameter] = []
-    if parts(method.name) & {"ow", "mow"}:
-        undecayed = [p for p in model.get_submodule(pre_svd).parameters() if p.ndim > 1]
-    rest = [p for p in model.parameters() if not any(p is q for q in undecayed)]
-    groups = [{"params": rest, "weight_decay": weight_decay}]
-    return groups + ([{"params": undecayed, "weight_decay": 0.0}] if undecayed else [])
+    """All parameters with the weight decay and the factor of the rate that each should have (see `Schedule`)."""
+    stem: list[nn.Parameter] = []
+    decay = 0.0 if parts(method.name) & {"ow", "mow"} else weight_decay
+    if decay != weight_decay or method.stem_lr != 1:
+        stem = [p for p in model.get_submodule(pre_svd).parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if not any(p is q for q in stem)]
+    groups = [{"params": rest, "weight_decay": weight_decay, "factor": 1.0}]
+    return groups + ([{"params": stem, "weight_decay": decay, "factor": method.stem_lr}] if stem else [])
 
 
 def treat_steps(method: Method, layer: nn.Module, optimizer: Optimizer) -> Treatment | None:

@@ -1,10 +1,12 @@
-"""The configurations of classifiers: every row of the paper's tables, at the paper's scale and at that of a laptop."""
+"""The configurations of classifiers: every row of the paper's tables, at the scales paper, workstation and laptop."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Scale = Literal["paper", "laptop"]
-SolverName = Literal["eigh", "ns", "pade", "taylor", "svd-plain", "svd-truncated", "svd-top", "svd-taylor", "svd-pade"]
+Scale = Literal["paper", "workstation", "laptop"]
+SolverName = Literal[
+    "eigh", "ns", "ns7", "ns20", "pade", "taylor", "svd-plain", "svd-truncated", "svd-top", "svd-taylor", "svd-pade"
+]
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class Data:
         noise: Of sprites, the standard deviation of noise on the pixels.
         in_memory: Side to which images are scaled once, when they are loaded.
         held_out: Number of held-out images; None takes all.
+        validation: Number of training images that are kept out of training and take the place of the held-out ones.
+            Settings are chosen on them, so that the held-out images are read once.
+        padding: What surrounds an image before a random crop: ``zeros``, or its own ``reflection``.
     """
 
     source: str = "sprites"
@@ -32,6 +37,8 @@ class Data:
     noise: float = 0.0
     in_memory: int | None = None
     held_out: int | None = None
+    validation: int = 0
+    padding: Literal["zeros", "reflection"] = "zeros"
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,14 @@ class Model:
     """Which network, and where its SVD layer is.
 
     Attributes:
-        name: ``resnet18``, ``resnet50``, ``densenet121``, ``mobilenetv2``, or ``package.module:function`` of your own,
-            which is called with the number of classes.
+        name: ``resnet18``, ``resnet50``, ``densenet121``, ``mobilenetv2``, ``convnet`` (a small plain network that
+            learns CIFAR-10 in minutes), or ``package.module:function`` of your own, which is called with the number of
+            classes.
         application: ``dbn``: the norm after the first convolution decorrelates. ``gcp``: covariances are pooled.
         stem: ``cifar``: 3x3 of stride 1. ``imagenet``: 7x7 of stride 2 and max-pooling.
         depths: Blocks of each stage; empty for the network's own.
-        width: Width of the first stage (ResNet), growth (DenseNet), features (MobileNet); None for the network's own.
+        width: Width of the first stage (ResNet, convnet), growth (DenseNet), features (MobileNet); None for the
+            network's own.
         reduction: Channels whose covariance is pooled.
         last_stride: Stride of the last stage of a ResNet.
         eps: Ridge of decorrelated batch normalization; 1e-2 is that of the authors' release. Covariances are pooled
@@ -52,6 +61,9 @@ class Model:
         meta_layer: Of your own network, the name of its SVD layer, or of the batch normalization to replace by one;
             None finds the only SVD layer.
         pre_svd: Name of the layer before it; None finds it by the flow of data.
+        momentum: Weight of a new batch in the running statistics of all normalization layers.
+        whiten_all: Largest number of channels of a group if all batch normalizations decorrelate, in groups, and not
+            only the one after the first convolution; None for that one alone.
     """
 
     name: str = "resnet50"
@@ -64,6 +76,8 @@ class Model:
     eps: float = 1e-2
     meta_layer: str | None = None
     pre_svd: str | None = None
+    momentum: float = 0.1
+    whiten_all: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ class Method:
         ol_weight: Factor of the orthogonality loss.
         ol: ``squared`` is reachable and smooth, ``paper`` the paper's norm.
         nog_of: Whether the ``gradient`` is made orthogonal, as in the paper, or the ``update`` of the optimizer.
+        stem_lr: Factor of the learning rate of the Pre-SVD layer.
     """
 
     name: str = "svd"
@@ -90,6 +105,7 @@ class Method:
     ol_weight: float = 1e-2
     ol: Literal["squared", "paper"] = "squared"
     nog_of: Literal["gradient", "update"] = "gradient"
+    stem_lr: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +122,10 @@ class Schedule:
         milestones: Epochs after which the rate is multiplied by ``gamma``.
         gamma: See ``milestones``.
         steps: Stop after so many steps, if that is sooner.
+        fall: ``steps`` multiplies the rate at the milestones, ``linear`` and ``cosine`` let it fall to 0 at the end.
+        warmup: Part of the training in which the rate rises from a fifth of ``lr`` to all of it.
+        nesterov: Whether the momentum is Nesterov's.
+        label_smoothing: Part of each label that is spread over all classes.
     """
 
     epochs: int = 350
@@ -116,6 +136,10 @@ class Schedule:
     milestones: tuple[int, ...] = (100, 200, 300)
     gamma: float = 0.1
     steps: int | None = None
+    fall: Literal["steps", "linear", "cosine"] = "steps"
+    warmup: float = 0.0
+    nesterov: bool = False
+    label_smoothing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +148,7 @@ class Classification:
 
     Attributes:
         preset: Name of the preset it comes from.
-        scale: ``paper`` or ``laptop``.
+        scale: ``paper``, ``workstation`` or ``laptop``.
         method: The treatments.
         data: The images.
         model: The network.

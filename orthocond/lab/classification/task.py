@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,6 +47,13 @@ def load_data(data: Data, root: str | None = None) -> Pair:
         FileNotFoundError: If there is no such data set.
         ValueError: If it is broken, or has no classes.
     """
+    pair = _load_pair(data, root)
+    if data.validation:
+        return Pair(*pair.train.split_off(data.validation / len(pair.train)))
+    return pair
+
+
+def _load_pair(data: Data, root: str | None) -> Pair:
     if data.source == "sprites":
         size = data.in_memory or data.size or 32
         train, held_out = (
@@ -76,6 +84,7 @@ def pipeline(config: Classification, images: ImageData, *, train: bool, rank: in
         size=data.size,
         resize=data.resize,
         crop_padding=data.crop_padding,
+        padding=data.padding,
         flip=data.flip,
         mean=mean,
         std=std,
@@ -182,7 +191,7 @@ class _Training:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layer = module.get_submodule(pre_svd) if pre_svd is not None else None
         groups = parameter_groups(self.config.method, module, pre_svd or "", schedule.weight_decay)
-        self.optimizer = torch.optim.SGD(groups, schedule.lr, schedule.momentum)
+        self.optimizer = torch.optim.SGD(groups, schedule.lr, schedule.momentum, nesterov=schedule.nesterov)
         self.treatment: Treatment | None = None
         if self.layer is not None:
             self.treatment = treat_steps(self.config.method, self.layer, self.optimizer)
@@ -239,15 +248,15 @@ class _Training:
         return step % self.epoch_steps == 0 or step == self.steps or (every > 0 and step % every == 0)
 
     def _step(self, step: int, guard: Guard) -> None:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         epoch, index = divmod(step - 1, self.epoch_steps)
         images, labels = self._batch(epoch, index)
-        lr = self._learning_rate(epoch)
+        lr = self._learning_rate(step, epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["factor"]
         self.model.train()
         self.stepper.zero_grad()
-        loss = F.cross_entropy(self.model(images), labels)
+        loss = F.cross_entropy(self.model(images), labels, label_smoothing=self.config.schedule.label_smoothing)
         extra = None if self.layer is None else penalty(self.config.method, self.layer)
         self.accelerator.backward(loss if extra is None else loss + extra)
         guard.check(step, loss)
@@ -259,9 +268,9 @@ class _Training:
             raise FloatingPointError(text) from error
         mean = self.accelerator.reduce(loss.detach().double(), "mean")
         self.loss_sum += mean
-        seconds = time.perf_counter() - start
+        seconds = {"step_seconds": time.perf_counter() - start, "step_cpu_seconds": time.process_time() - cpu}
         if (step - 1) % self.config.log_every == 0:
-            self._log(step, epoch, {"loss": float(mean), "lr": lr} | self._facts(), {"step_seconds": seconds})
+            self._log(step, epoch, {"loss": float(mean), "lr": lr} | self._facts(), seconds)
         if (index + 1 == self.epoch_steps) or step == self.steps:
             self._end_epoch(step, epoch, index + 1)
         if self.progress is not None and self.accelerator.is_main_process:
@@ -275,9 +284,16 @@ class _Training:
         device = self.accelerator.device
         return images.to(device, memory_format=self.layout, non_blocking=True), labels.to(device, non_blocking=True)
 
-    def _learning_rate(self, epoch: int) -> float:
+    def _learning_rate(self, step: int, epoch: int) -> float:
+        """The rate of a step, counted from 1: a warm-up from a fifth, then what `Schedule.fall` says."""
         schedule = self.config.schedule
-        return schedule.lr * schedule.gamma ** sum(epoch >= milestone for milestone in schedule.milestones)
+        done = (step - 1) / self.steps
+        if done < schedule.warmup:
+            return schedule.lr * (0.2 + 0.8 * done / schedule.warmup)
+        if schedule.fall == "steps":
+            return schedule.lr * schedule.gamma ** sum(epoch >= milestone for milestone in schedule.milestones)
+        left = (1 - done) / (1 - schedule.warmup)
+        return schedule.lr * (left if schedule.fall == "linear" else 0.5 - 0.5 * math.cos(math.pi * left))
 
     def _facts(self) -> dict[str, Any]:
         if self.monitor is None:

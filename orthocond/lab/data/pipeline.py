@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class Pipeline:
             ``size`` by default, that is 256 for 224.
         crop_padding: Width of a black border around the images of which the random crop is taken; by default 4, and 0
             where images are scaled or larger than the crop.
+        padding: What the border holds: ``"zeros"``, or the ``"reflection"`` of the image.
         flip: Whether to mirror half of the training images.
         mean: Of each channel, or of all.
         std: Of each channel, or of all. The defaults give images in [-1, 1].
@@ -79,6 +80,7 @@ class Pipeline:
     size: int | None = None
     resize: int | None = None
     crop_padding: int | None = None
+    padding: Literal["zeros", "reflection"] = "zeros"
     flip: bool = True
     mean: float | Sequence[float] = 0.5
     std: float | Sequence[float] = 0.5
@@ -207,16 +209,32 @@ class Pipeline:
         height, width = (self.size, self.size) if self.size else images.shape[-2:]
         if not self.train:
             return images if self.size is None else center_crop(images, self.size)
+        if self._padding and self.padding == "reflection":
+            return _reflected(images, dice, self._padding, (height, width))
         if self._padding:
             images = F.pad(images, (self._padding,) * 4)
         rows, columns = images.shape[-2] - height + 1, images.shape[-1] - width + 1
         if rows == columns == 1:
             return images
-        # float32 below 1 times a whole number can round up to that number.
-        top = (dice[:, 0] * rows).long().clamp_(max=rows - 1)
-        left = (dice[:, 1] * columns).long().clamp_(max=columns - 1)
         windows = images.unfold(2, height, 1).unfold(3, width, 1)  # a view: (B, C, rows, columns, height, width)
-        return windows[torch.arange(len(images)), :, top, left]
+        return windows[torch.arange(len(images)), :, _place(dice[:, 0], rows), _place(dice[:, 1], columns)]
+
+
+def _place(dice: Tensor, count: int) -> Tensor:
+    """Whole numbers below ``count`` from numbers in [0, 1)."""
+    # float32 below 1 times a whole number can round up to that number.
+    return (dice * count).long().clamp_(max=count - 1)
+
+
+def _reflected(images: Tensor, dice: Tensor, padding: int, size: tuple[int, int]) -> Tensor:
+    """Crops from images that are surrounded by their own reflection, which is never stored; channels come last."""
+    places = []
+    for axis, (side, crop) in enumerate(zip(images.shape[-2:], size, strict=True)):
+        start = _place(dice[:, axis], side + 2 * padding - crop + 1) - padding
+        position = (start[:, None] + torch.arange(crop)).abs()
+        places.append(torch.where(position < side, position, 2 * (side - 1) - position))
+    image = torch.arange(len(images))[:, None, None]
+    return images[image, :, places[0][:, :, None], places[1][:, None, :]].movedim(-1, 1)
 
 
 def _ahead(made: Iterator[Batch], count: int) -> Iterator[Batch]:

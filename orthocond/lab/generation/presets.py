@@ -120,5 +120,5 @@ eigengan-ffhq, gan-celeba, gan-church, gan-sprites, eigengan-sprites.
     if name not in _PRESETS:
         raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
     if scale not in _PRESETS[name]:
-        raise ValueError(f"The scale is 'paper' or 'laptop'; got {scale!r}.")
+        raise ValueError(f"{name} has the scales {', '.join(map(repr, _PRESETS[name]))}; got {scale!r}.")
     return _PRESETS[name][scale]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from orthocond.lab.classification.config import Method, Model
+from orthocond.lab.classification.networks.convnet import ConvNet
 from orthocond.lab.classification.networks.densenet import DenseNet121
 from orthocond.lab.classification.networks.mobilenet import STAGES, MobileNetV2
 from orthocond.lab.classification.networks.resnet import ResNet
@@ -16,7 +17,7 @@ from orthocond.lab.methods import parts, solver
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer, convert_batchnorm
 from orthocond.monitor import pre_svd_layer
 
-BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2")
+BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2", "convnet")
 
 
 class Network(NamedTuple):
@@ -40,6 +41,27 @@ def build(model: Model, method: Method, classes: int, batch: Tensor) -> Network:
         ValueError: If there is no such network or layer.
         TypeError: If a factory does not return a module.
     """
+    network = _build(model, method, classes, batch)
+    if model.whiten_all is not None and network.svd_layer is not None:
+        _whiten_all(network.module, model, method)
+    for layer in network.module.modules():
+        if isinstance(layer, (nn.BatchNorm2d, DecorrelatedBatchNorm2d)):
+            layer.momentum = model.momentum
+    return network
+
+
+def _whiten_all(module: nn.Module, model: Model, method: Method) -> None:
+    """Let every batch normalization decorrelate, in groups of at most ``whiten_all`` channels."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            channels = layer.num_features
+            size = max(d for d in range(1, channels + 1) if channels % d == 0 and d <= (model.whiten_all or 1))
+            groups = channels // size
+            whitening = DecorrelatedBatchNorm2d(channels, eps=model.eps, groups=groups, solver=solver(method))
+            module.set_submodule(name, whitening)
+
+
+def _build(model: Model, method: Method, classes: int, batch: Tensor) -> Network:
     plain = "bn" in parts(method.name)
     if ":" in model.name:
         return _of_user(model, method, classes, batch, plain)
@@ -66,6 +88,7 @@ _PLACES = {
     "resnet": ("bn1", "conv1"),
     "densenet": ("features.norm0", "features.conv0"),
     "mobilenetv": ("features.0.1", "features.0.0"),
+    "convnet": ("bn1", "conv1"),
 }
 
 
@@ -77,6 +100,8 @@ def _backbone(model: Model, classes: int, norm: Callable[[int], nn.Module]) -> n
         depths = model.depths or tuple(depth for _, _, depth, _ in STAGES)
         stages = tuple((e, c, depth, s) for depth, (e, c, _, s) in zip(depths, STAGES, strict=False))
         return MobileNetV2(classes, stem=model.stem, stem_norm=norm, stages=stages, features=model.width or 1280)
+    if model.name == "convnet":
+        return ConvNet(classes, stem_norm=norm, width=model.width or 48, depths=model.depths or (1, 2, 2))
     return _resnet(model, classes, norm, None)
 
 
