@@ -2,6 +2,7 @@
 
 from orthocond import directions, gans, metrics
 from orthocond.folding import FoldReport, fold
+from orthocond.generators import Generator, NoiseAsLatent
 from orthocond.layers import (
     CovariancePool2d,
     DecorrelatedBatchNorm1d,
@@ -118,5 +119,7 @@ __all__ = [
     # generators and their latent spaces
     "directions",
     "gans",
+    "Generator",
     "metrics",
+    "NoiseAsLatent",
 ]

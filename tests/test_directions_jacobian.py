@@ -365,7 +365,7 @@ PAINTER = Painter(6, 0, 3, rotated=False)
         (lambda: jacobian_directions(CUT, 2, derivative="forward"), ValueError, "cuts the graph"),
         (lambda: jacobian_directions(Noisy(), 2), ValueError, "two calls in eval mode differ"),
         (lambda: jacobian_directions(Broken(), 2), ValueError, "NaN or infinite pixels"),
-        (lambda: jacobian_directions(Flat(), 2), ValueError, r"\(n, C, H, W\).* got shape \(1, 128\)"),
+        (lambda: jacobian_directions(Flat(), 2), ValueError, r"\(n, C, H, W\).* made shape \(1, 128\)"),
         (lambda: region_directions(NET, 2, mask=torch.ones(4, 4)), ValueError, "8x8; got \\(4, 4\\)"),
         (lambda: region_directions(NET, 2, mask=torch.zeros(8, 8)), ValueError, "mask is empty"),
         (lambda: region_directions(NET, 2, mask=torch.ones(8, 8)), ValueError, "covers all"),

@@ -177,7 +177,7 @@ IMAGES = torch.zeros(2, 3, 7, 1, 4, 4)
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
-        (lambda: traverse(Flat(), 2, axes(4)), ValueError, "3 latent dimensions; got 4"),
+        (lambda: traverse(Flat(), 2, axes(4)), ValueError, "3 latents; got 4"),
         (lambda: traverse(Flat(), 2, axes(3), []), ValueError, "finite numbers"),
         (lambda: traverse(Flat(), 2, axes(3), (0, torch.inf)), ValueError, "finite numbers"),
         (lambda: traverse(Flat(), 2, axes(3), mode="move"), ValueError, "'add', 'set'"),

@@ -6,10 +6,11 @@ import torch
 from gan_helpers import eigen, tiny
 from torch import nn
 
+from orthocond import NoiseAsLatent
 from orthocond.lab.data import FACTORS, sprites
 from orthocond.lab.data.sprites import render
 from orthocond.lab.generation import evaluate as gan_evaluate
-from orthocond.lab.generation.evaluate import NoiseAsLatent, evaluate, own_directions, predictability
+from orthocond.lab.generation.evaluate import evaluate, find_directions, own_directions, predictability
 from orthocond.lab.generation.networks import load_generator
 from orthocond.lab.generation.presets import preset
 from orthocond.lab.generation.task import train
@@ -128,3 +129,16 @@ def test_a_run_needs_a_checkpoint_and_a_gan(tmp_path):
         evaluate(Run.create(tmp_path, "tiny", tiny()))
     with pytest.raises(ValueError, match="Generation has no setting"):
         evaluate(Run.create(tmp_path, "other", {"lr": 1}))
+
+
+def test_the_largest_effect_comes_first(tmp_path):
+    generator = load_generator(run_of(tmp_path, eigen()))
+    last = generator.blocks[-1]
+    with torch.no_grad():  # what has the largest importance does nothing
+        last.subspace.scale.fill_(100.0)
+        for convolution in (last.subspace_conv1, last.subspace_conv2):
+            convolution.weight.zero_()
+    found = find_directions(generator, k=3)
+    assert found.effect.diff().max() <= 0 < found.effect[1]
+    assert [name[:2] for name in found.names] == ["L0", "L0", "L1"]
+    assert found.importance[2] > found.importance[0]

@@ -165,5 +165,5 @@ def test_errors():
         effect_matrix(generator, None, read_tiles, step=0)
     with pytest.raises(ValueError, match="samples"):
         factor_report(generator, None, read_tiles, samples=3)
-    with pytest.raises(ValueError, match="norms"):
+    with pytest.raises(ValueError, match="length 1"):
         effect_matrix(generator, torch.ones(2, 4), read_tiles)

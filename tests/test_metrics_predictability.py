@@ -86,7 +86,7 @@ def coordinates(setting, size, directions=None):
 
     generator.z_dim = size
     _, _, labels, count = setting.make_pairs(generator, directions)
-    first, second = torch.cat(seen).chunk(2)
+    first, second = torch.cat([z for z in seen if len(z) > 1]).chunk(2)  # single ones look for noise
     return first, second, labels, count
 
 
@@ -199,15 +199,15 @@ def test_settings_are_checked(settings, text):
 
 def test_generators_and_directions_are_checked():
     generator = Tiles()
-    with pytest.raises(TypeError, match="attribute z_dim; got function"):
+    with pytest.raises(TypeError, match="z_dim of this function is None"):
         SMALL.measure(lambda z: z)
     with pytest.raises(ValueError, match="at least two directions"):
         SMALL.measure(generator, torch.eye(4)[:1])
-    with pytest.raises(ValueError, match="At most 4 directions"):
+    with pytest.raises(ValueError, match="at most as many directions as dimensions, 4"):
         SMALL.measure(generator, torch.cat([torch.eye(4)] * 2))
-    with pytest.raises(ValueError, match=r"shape \(k, 4\)"):
+    with pytest.raises(ValueError, match="4 latents; got 3"):
         SMALL.measure(generator, torch.eye(3))
-    with pytest.raises(ValueError, match="norms 2 to 2"):
+    with pytest.raises(ValueError, match="length 1"):
         SMALL.measure(generator, 2 * torch.eye(4))
 
     def make(images):

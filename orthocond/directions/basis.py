@@ -1,36 +1,34 @@
 """Directions of a latent space: unit vectors with their importance, and which of them are arbitrary."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from orthocond._checks import at_least_float32, check_count, check_floating, check_not_negative
-from orthocond.directions._generator import (
-    ImageGenerator,
-    Region,
-    check_mask,
-    draws_noise,
-    generate,
-    latents,
-)
+from orthocond.directions._masks import Region, check_mask
+from orthocond.generators import ImageGenerator, all_images, as_generator, draws_noise, latents_of
 
 TIE_TOL = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    r"""Unit directions of a latent space, the most important first.
+    r"""Unit directions of a latent space. Methods that find them put the most important first.
 
     Eigenvectors of equal eigenvalues are any rotation of each other: where a weight is orthogonal, as the paper wants
     it, the directions of `sefa` are arbitrary. So importances that are equal count as `ties`, and a group of ties is a
-    subspace, not a list of meanings. Neighbors tie where :math:`\lambda_i - \lambda_{i+1} \le t \lambda_i`, or where
-    both are zero up to rounding; what ties in a chain is one group.
+    subspace, not a list of meanings. Neighbors by importance tie where :math:`\lambda_i - \lambda_{i+1} \le
+    t \lambda_i`, or where both are zero up to rounding; what ties in a chain is one group.
 
     Args:
         vectors: Unit rows ``(k, z_dim)``.
-        importance: ``(k,)``, not negative, descending; what it measures depends on the method.
+        importance: ``(k,)``, not negative; what it measures depends on the method.
         names: One for each direction; none at all takes ``"0"``, ``"1"``, …
         method: Where they come from, for titles.
         tie_tol: The tolerance t; None where the method fixes the basis, so that equal importances mean nothing.
@@ -39,7 +37,7 @@ class Directions:
     Raises:
         TypeError: If vectors or importance are not real floating-point tensors.
         ValueError: If there are more directions than dimensions, rows are not of unit length, shapes do not fit, or
-            importances are negative, not finite or not sorted.
+            importances are negative or not finite.
 
     Example:
         >>> from orthocond.directions import Directions
@@ -76,11 +74,6 @@ class Directions:
                 "Use torch.nn.functional.normalize(vectors, dim=1)."
             )
         _check_sizes("importance", importance, k)
-        if bool((importance.diff() > 0).any()):
-            raise ValueError(
-                f"Directions needs importances in descending order; got {importance.tolist()}. "
-                "Sort vectors and importances with importance.argsort(descending=True)."
-            )
         names = tuple(map(str, self.names or range(k)))
         if len(names) != k:
             raise ValueError(f"Directions needs one name for each of {k} directions; got {len(names)}.")
@@ -103,25 +96,26 @@ class Directions:
         if self.tie_tol is None:
             return ()
         values = self.importance.double().tolist()
-        rounding = self.z_dim * torch.finfo(self.importance.dtype).eps * values[0]
-        groups = [[0]]
-        for i in range(1, len(values)):
-            if values[i - 1] - values[i] <= max(self.tie_tol * values[i - 1], rounding):
+        order = sorted(range(len(values)), key=lambda i: -values[i])
+        rounding = self.z_dim * torch.finfo(self.importance.dtype).eps * values[order[0]]
+        groups = [order[:1]]
+        for above, i in pairwise(order):
+            if values[above] - values[i] <= max(self.tie_tol * values[above], rounding):
                 groups[-1].append(i)
             else:
                 groups.append([i])
-        return tuple(tuple(group) for group in groups if len(group) > 1)
+        return tuple(tuple(sorted(group)) for group in groups if len(group) > 1)
 
     def __len__(self) -> int:
         return len(self.vectors)
 
     def __getitem__(self, index: int | slice | Sequence[int]) -> "Directions":
-        """Some of the directions, in their order. Ties are those among them."""
+        """Some of the directions, in the order that is asked for. Ties are those among them."""
         rows = list(range(len(self)))
         if isinstance(index, slice):
             rows = rows[index]
         else:
-            rows = sorted(rows[i] for i in ([index] if isinstance(index, int) else index))
+            rows = [rows[i] for i in ([index] if isinstance(index, int) else index)]
         if not rows:
             raise ValueError(f"Directions needs at least one of its {len(self)} directions; {index!r} selects none.")
         return replace(
@@ -131,6 +125,47 @@ class Directions:
             names=tuple(self.names[i] for i in rows),
             effect=None if self.effect is None else self.effect[rows],
         )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the directions to a JSON file that `load` reads.
+
+        The file has ``z_dim``, ``kind`` (the method), ``tie_tol``, and a list ``directions``, each with ``name``,
+        ``vector``, ``importance`` and, if it was measured, ``effect``.
+        """
+        rows = []
+        for i, name in enumerate(self.names):
+            row = {"name": name, "vector": self.vectors[i].tolist(), "importance": float(self.importance[i])}
+            rows.append(row if self.effect is None else row | {"effect": float(self.effect[i])})
+        content = {"z_dim": self.z_dim, "kind": self.method, "tie_tol": self.tie_tol, "directions": rows}
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> "Directions":
+        """Read a JSON file of `save`, or of the explorer. Entries ``tie_tol`` and ``effect`` may be missing.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is not JSON, entries are missing or of another kind, or they are no directions.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            rows = content["directions"]
+            vectors = torch.tensor([row["vector"] for row in rows], dtype=torch.float32)
+            columns = {key: [row[key] for row in rows if key in row] for key in ("importance", "effect")}
+            names = tuple(str(row["name"]) for row in rows)
+            z_dim, kind, tie_tol = content["z_dim"], str(content["kind"]), content.get("tie_tol")
+            effect = torch.tensor(columns["effect"], dtype=torch.float32) if columns["effect"] else None
+            importance = torch.tensor(columns["importance"], dtype=torch.float32)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} holds no directions ({type(error).__name__}: {error}). It needs JSON with z_dim, kind and "
+                "directions, each with name, vector and importance."
+            ) from error
+        if vectors.ndim != 2 or vectors.shape[1] != z_dim:
+            raise ValueError(
+                f"{path} needs vectors of z_dim = {z_dim} numbers; they have shape {tuple(vectors.shape)}."
+            )
+        return Directions(vectors, importance, names, kind, tie_tol, effect)
 
     def measure(
         self, generator: ImageGenerator, z: Tensor | int = 64, *, step: float = 1.0, batch_size: int = 64, seed: int = 0
@@ -194,15 +229,21 @@ def check_k(k: int | None, z_dim: int, name: str) -> None:
         raise ValueError(f"{name} can give at most as many directions as latent dimensions, {z_dim}; got k={k}.")
 
 
-def direction_rows(directions: Directions | Tensor, z: Tensor, name: str) -> Tensor:
-    """The unit rows of directions, or of a plain tensor of them, for latents ``z``."""
+def direction_rows(directions: Directions | Tensor | None, z_dim: int, name: str) -> Tensor:
+    """The unit rows of directions, or of a plain tensor of them; None gives the axes.
+
+    Raises:
+        TypeError: If they are neither `Directions` nor a floating-point tensor.
+        ValueError: If they are not unit rows of ``z_dim`` entries, or more than ``z_dim``.
+    """
+    if directions is None:
+        return torch.eye(z_dim, dtype=torch.float64)
     if not isinstance(directions, Directions):
-        directions = Directions(directions, torch.ones(len(directions)), tie_tol=None)
-    if directions.z_dim != z.shape[1]:
-        raise ValueError(
-            f"{name} needs directions of the generator's {z.shape[1]} latent dimensions; got {directions.z_dim}."
-        )
-    return directions.vectors.to(z)
+        rows = check_floating(directions, f"{name}(directions=...)")
+        directions = Directions(rows, torch.ones(len(rows)), tie_tol=None)
+    if directions.z_dim != z_dim:
+        raise ValueError(f"{name} needs directions of the generator's {z_dim} latents; got {directions.z_dim}.")
+    return directions.vectors
 
 
 def effect_sizes(
@@ -224,13 +265,13 @@ def effect_sizes(
     `jacobian_directions` gives. Importances of different methods cannot be compared; effect sizes can.
 
     Args:
-        generator: Any callable with ``z_dim``.
+        generator: A `Generator`, or any callable with ``z_dim``.
         directions: Directions, or unit rows ``(k, z_dim)``.
-        z: Latents ``(n, z_dim)``, or how many to draw from N(0, I).
-        step: s in sigma: small for the local effect, 2 or 3 for the effect of a traversal.
+        z: Latents ``(n, z_dim)``, or how many to sample from the prior.
+        step: s in sigma of the prior: small for the local effect, 2 or 3 for the effect of a traversal.
         mask: Region, a mask ``(H, W)`` or ``(center_row, center_col, height, width)``: only its pixels count.
         batch_size: Images in one call of the generator.
-        seed: Of the drawn latents.
+        seed: Of the latents that are sampled.
 
     Returns:
         ``(k,)``.
@@ -251,14 +292,17 @@ def effect_sizes(
         >>> effect_sizes(Painter(), axes(2), mask=torch.tensor([[True], [False]]).expand(2, 4))
         tensor([1., 0.])
     """
-    z = latents(generator, z, "effect_sizes", seed)
-    rows = direction_rows(directions, z, "effect_sizes")
+    generator = as_generator(generator, "effect_sizes")
+    z = latents_of(generator, z, "effect_sizes", seed)
+    rows = direction_rows(directions, generator.z_dim, "effect_sizes").to(z)
     if not 0 < step < float("inf"):
         raise ValueError(f"effect_sizes(step=...) needs a finite number above 0; got {step!r}.")
     draws_noise(generator, z, "effect_sizes")
+    length = step * generator.sigma
     sizes = []
     for n in rows:
-        change = generate(generator, z + step * n, batch_size) - generate(generator, z - step * n, batch_size)
+        ends = [all_images(generator, z + a * n, batch_size, "effect_sizes") for a in (length, -length)]
+        change = ends[0] - ends[1]
         if mask is not None:
             change = change[..., check_mask(mask, change, "effect_sizes")]
         sizes.append((change.double() / (2 * step)).square().mean().sqrt())

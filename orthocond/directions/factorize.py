@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from orthocond._checks import check_floating
-from orthocond.directions._generator import z_dim_of
 from orthocond.directions.basis import TIE_TOL, Directions, axes, check_k, from_eigenvectors
+from orthocond.generators import Generator, as_generator
 from orthocond.matrix.decompose import check_finite, eigh
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -103,6 +104,12 @@ def _projection(layer: Projection) -> Tensor:
     )
 
 
+def subspaces_of(generator: object) -> list[Any]:
+    """The subspaces of an EigenGAN, from coarse to fine; none for other generators."""
+    inner = generator.module if isinstance(generator, Generator) else generator
+    return list(getattr(inner, "subspaces", []))
+
+
 def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Directions:
     r"""EigenGAN's own directions: the coordinates of its subspaces, with importance :math:`|l_i| \, \|U_i\|`.
 
@@ -131,8 +138,8 @@ def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Direc
     References:
         He, Kan, Shan, *EigenGAN* (2021). Song, Sebe, Wang (2022), section 6.2.
     """
-    z_dim = z_dim_of(generator, "eigengan_directions")
-    layers = list(getattr(generator, "subspaces", []))
+    z_dim = as_generator(generator, "eigengan_directions").z_dim
+    layers = subspaces_of(generator)
     if not layers or not all(hasattr(one, "weight") and hasattr(one, "scale") for one in layers):
         raise TypeError(
             "eigengan_directions needs a generator with subspaces, layers with weight and scale, such as "

@@ -9,14 +9,16 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from orthocond._checks import check_choice, check_count, check_not_negative
-from orthocond.directions._generator import (
+from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors
+from orthocond.generators import (
+    Generator,
     ImageGenerator,
+    as_generator,
     draws_noise,
     evaluating,
-    latents,
+    latents_of,
     seeded,
 )
-from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors
 from orthocond.matrix.decompose import eigh
 
 # Central differences are off by h² (truncation) and eps / h (rounding): h = eps^(1/3) balances the two.
@@ -83,7 +85,7 @@ class Derivative:
             return torch.autograd.grad(self.generator(rows), rows, u.flatten(0, 1))[0].unflatten(0, u.shape[:2])
 
 
-def derivative_of(generator: ImageGenerator, z: Tensor, kind: str, name: str) -> Derivative:
+def derivative_of(generator: Generator, z: Tensor, kind: str, name: str) -> Derivative:
     """The best kind of derivative that a generator allows.
 
     A part that cuts the graph gives no error but a Jacobian of zeros, so each kind is tried on one latent, and zeros
@@ -127,6 +129,15 @@ def gram_matrices(
         grams = [c @ c.mT / (c.shape[1] // len(part)) for c in columns]
         sums = grams if not sums else [a + b for a, b in zip(sums, grams, strict=True)]
     return [total / len(z) for total in sums]
+
+
+def check_moves(gram: Tensor, name: str) -> None:
+    """Raise if images do not change with the latents."""
+    if not gram.any():
+        raise ValueError(
+            f"{name}: the images do not change with the latents at all. If they should, a part of the generator cuts "
+            "the graph; derivative='auto' finds out."
+        )
 
 
 def _product(derivative: Derivative, z: Tensor, v: Tensor, batch_size: int) -> Tensor:
@@ -199,8 +210,8 @@ def jacobian_directions(
     meanwhile; noise that it draws from torch's random state is held fixed.
 
     Args:
-        generator: Any callable with ``z_dim``.
-        z: Latents ``(n, z_dim)``, or how many to draw from N(0, I).
+        generator: A `Generator`, or any callable with ``z_dim``.
+        z: Latents ``(n, z_dim)``, or how many to sample from the prior.
         k: How many directions; None for all.
         method: ``"exact"``, ``"krylov"``, or ``"auto"``: the one that needs fewer products.
         derivative: ``"forward"``; ``"reverse"``, twice backward, for generators with parts that have no forward rule;
@@ -209,7 +220,7 @@ def jacobian_directions(
         tol: Of ``"krylov"``: residual of each eigenvector, as a share of the largest eigenvalue.
         tie_tol: Relative tolerance of ties; see `Directions`.
         batch_size: Images in one call of the generator, counted with their derivatives.
-        seed: Of the drawn latents and the random start.
+        seed: Of the latents that are sampled, and of the random start.
 
     Returns:
         Directions in the dtype of the latents, at least float32.
@@ -239,7 +250,8 @@ def jacobian_directions(
         Zhu et al., *Low-Rank Subspaces in GANs* (2021). Musco, Musco, *Randomized Block Krylov Methods* (2015).
     """
     name = "jacobian_directions"
-    z = latents(generator, z, name, seed)
+    generator = as_generator(generator, name)
+    z = latents_of(generator, z, name, seed)
     d = z.shape[1]
     check_k(k, d, name)
     check_choice(method, f"{name}(method=...)", ("auto", "exact", "krylov"))
@@ -256,12 +268,8 @@ def jacobian_directions(
         if method == "exact":
             values, vectors = eigh(gram_matrices(found, z, batch_size)[0])
         else:
-            generated = torch.Generator().manual_seed(seed)
-            start = torch.randn(d, block, dtype=torch.float64, generator=generated).to(z.device)
+            rng = torch.Generator().manual_seed(seed)
+            start = torch.randn(d, block, dtype=torch.float64, generator=rng).to(z.device)
             values, vectors = krylov(lambda v: _product(found, z, v, batch_size), start, min(block, k or d), tol)
-    if not values.any():
-        raise ValueError(
-            f"{name}: the images do not change with the latents at all. If they should, a part of the generator cuts "
-            "the graph; derivative='auto' finds out."
-        )
-    return from_eigenvectors(values, vectors, z.dtype, k, "jacobian", tie_tol)
+    check_moves(values, name)
+    return from_eigenvectors(values * generator.sigma**2, vectors, z.dtype, k, "jacobian", tie_tol)

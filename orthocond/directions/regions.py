@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_choice, check_count, check_not_negative
-from orthocond.directions._generator import ImageGenerator, Region, check_mask, evaluating, generate, latents
+from orthocond.directions._masks import Region, check_mask
 from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors
 from orthocond.directions.jacobian import derivative_of, gram_matrices
+from orthocond.generators import ImageGenerator, all_images, as_generator, evaluating, latents_of
 from orthocond.matrix.decompose import eigh
 
 _STOP, _MOST_ITERATIONS = 1e-7, 10_000  # of the authors
@@ -69,8 +70,8 @@ def _low_rank_part(m: Tensor, sparsity: float, where: str) -> tuple[Tensor, Tens
     It takes a direction along a coordinate for a sparse entry, and a generator that is disentangled has just these. A
     random rotation, under which N(0, I) stays the same, makes the result independent of the coordinates.
     """
-    drawn = torch.randn(m.shape, dtype=m.dtype, generator=torch.Generator().manual_seed(0))
-    q = torch.linalg.qr(drawn.to(m.device))[0]
+    start = torch.randn(m.shape, dtype=m.dtype, generator=torch.Generator().manual_seed(0))
+    q = torch.linalg.qr(start.to(m.device))[0]
     low, _, rank = robust_pca(q.mT @ m @ q, sparsity)
     if not rank:
         raise ValueError(
@@ -149,8 +150,8 @@ def region_directions(
     128 dimensions up to a quarter of them; for a rest of the image of higher rank take ``"resefa"``.
 
     Args:
-        generator: Any callable with ``z_dim``.
-        z: Latents ``(n, z_dim)``, or how many to draw from N(0, I). One latent gives directions for its own image.
+        generator: A `Generator`, or any callable with ``z_dim``.
+        z: Latents ``(n, z_dim)``, or how many to sample from the prior. One latent gives directions for its own image.
         mask: Region: ``(H, W)`` of zeros and ones, or ``(center_row, center_col, height, width)`` in pixels.
         method: ``"lowrank"`` or ``"resefa"``.
         k: How many directions; None for all that there are.
@@ -161,7 +162,7 @@ def region_directions(
         derivative: As in `jacobian_directions`.
         tie_tol: Relative tolerance of ties; see `Directions`.
         batch_size: Images in one call of the generator, counted with their derivatives.
-        seed: Of the drawn latents.
+        seed: Of the latents that are sampled.
 
     Returns:
         Directions in the dtype of the latents, at least float32.
@@ -186,7 +187,8 @@ def region_directions(
         (2022). Candès et al., *Robust Principal Component Analysis?* (2011).
     """
     name = "region_directions"
-    z = latents(generator, z, name, seed)
+    generator = as_generator(generator, name)
+    z = latents_of(generator, z, name, seed)
     d = z.shape[1]
     check_k(k, d, name)
     check_choice(method, f"{name}(method=...)", ("lowrank", "resefa"))
@@ -196,12 +198,13 @@ def region_directions(
     sparsity = 2 / math.sqrt(d) if sparsity is None else check_not_negative(sparsity, f"{name}(sparsity=...)")
     if d < 2:
         raise ValueError(f"{name} needs at least 2 latent dimensions, to choose between; got {d}.")
-    region = check_mask(mask, generate(generator, z[:1], 1), name)
+    region = check_mask(mask, all_images(generator, z[:1], 1, name), name)
     if region.all():
         raise ValueError(f"{name} needs a rest of the image that stays; the mask covers all. Use jacobian_directions.")
     with evaluating(generator):
         found = derivative_of(generator, z, derivative, name)
-        inside, outside = gram_matrices(found, z, batch_size, [region, ~region], gray)
+        grams = gram_matrices(found, z, batch_size, [region, ~region], gray)
+    inside, outside = (gram * generator.sigma**2 for gram in grams)
     if not inside.any():
         raise ValueError(f"{name}: the region does not change with the latents at all. Choose another region.")
     if method == "lowrank":

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_choice
-from orthocond.directions._generator import ImageGenerator, draws_noise, generate, latents
 from orthocond.directions.basis import Directions, direction_rows
+from orthocond.generators import ImageGenerator, all_images, as_generator, draws_noise, latents_of
 
 STEPS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 
@@ -30,14 +30,14 @@ def traverse(
     the same along a row, and for the same latents from call to call, so that methods can be compared.
 
     Args:
-        generator: Any callable with ``z_dim``.
-        z: Latents ``(samples, z_dim)``, or how many to draw from N(0, I).
+        generator: A `Generator`, or any callable with ``z_dim``.
+        z: Latents ``(samples, z_dim)``, or how many to sample from the prior.
         directions: Directions, or unit rows ``(k, z_dim)``.
-        steps: The a, in sigma of N(0, I).
+        steps: The a, in sigma of the prior.
         mode: ``"add"`` moves away from the latent, as SeFa does, so that step 0 is its own image. ``"set"`` sets the
             coordinate along the direction to a, as EigenGAN and the paper's figures do: all samples have the same one.
         batch_size: Images in one call of the generator.
-        seed: Of the drawn latents.
+        seed: Of the latents that are sampled.
 
     Returns:
         Images ``(directions, samples, steps, C, H, W)``; see `grid`, `strip`, `compare` and `gif`.
@@ -60,15 +60,17 @@ def traverse(
         >>> traverse(Painter(), z, axes(2), steps=(-1, 0, 1), mode="set")[0, 0, :, 0, 0, 0]
         tensor([-1.,  0.,  1.])
     """
-    z = latents(generator, z, "traverse", seed)
-    rows = direction_rows(directions, z, "traverse")
+    generator = as_generator(generator, "traverse")
+    z = latents_of(generator, z, "traverse", seed)
+    rows = direction_rows(directions, generator.z_dim, "traverse").to(z)
     check_choice(mode, "traverse(mode=...)", ("add", "set"))
     values = check_steps(steps, "traverse")
     draws_noise(generator, z, "traverse")
     walks = []
     for n in rows:
         start = z if mode == "add" else z - (z @ n)[:, None] * n
-        walks.append(torch.stack([generate(generator, start + a * n, batch_size) for a in values], dim=1))
+        steps_there = [start + a * generator.sigma * n for a in values]
+        walks.append(torch.stack([all_images(generator, to, batch_size, "traverse") for to in steps_there], dim=1))
     return torch.stack(walks)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_count, check_not_negative
-from orthocond.metrics._generator import Generator, check_directions, images_of, latent_size
+from orthocond.directions.basis import Directions, direction_rows
+from orthocond.generators import Generator, ImageGenerator, as_generator, draws_noise, images_of
 from orthocond.metrics.boosting import Boosting
 from orthocond.metrics.factors import (
     DCI,
@@ -51,8 +52,8 @@ class EffectMatrix:
 
 
 def effect_matrix(
-    generator: Generator,
-    directions: Tensor | None,
+    generator: ImageGenerator,
+    directions: Directions | Tensor | None,
     read_factors: ReadFactors,
     *,
     names: Sequence[str] | None = None,
@@ -64,19 +65,19 @@ def effect_matrix(
 ) -> EffectMatrix:
     r"""How far each direction moves each factor.
 
-    .. math:: M_{ik} = \frac{1}{s\, \sigma_k}\, E_{z \sim N(0, I)}
+    .. math:: M_{ik} = \frac{1}{s\, \sigma_k}\, E_z
         \left| f_k(G(z + \tfrac{s}{2} d_i)) - f_k(G(z - \tfrac{s}{2} d_i)) \right|
 
     A disentangled generator has one large entry in the row of each direction that does anything. Factors have to be
     continuous where images are: shift an angle, such as a hue, so that its jump lies where no image is.
 
     Args:
-        generator: Callable ``G(z) -> images`` with ``z_dim``.
-        directions: Unit rows ``(d, z_dim)``; None takes the axes.
+        generator: A `Generator`, or a callable ``G(z) -> images`` with ``z_dim``.
+        directions: `Directions`, or unit rows ``(d, z_dim)``; None takes the axes.
         read_factors: From images to factors ``(n, k)``, NaN where an image cannot be read; pairs with one are left out.
         names: Names of the factors.
         samples: Number of latents, the same for all directions.
-        step: The step s, in units of sigma.
+        step: The step s, in sigma of the prior.
         spread: ``(k,)``, what changes are divided by, such as the standard deviation of the factors of real images,
             to compare generators. None takes that of the generated images; a factor that is constant has the effect 0.
         batch_size: Images at a time.
@@ -101,9 +102,11 @@ def effect_matrix(
     check_count(samples, "effect_matrix(samples=...)", 2)
     if check_not_negative(step, "effect_matrix(step=...)") == 0:
         raise ValueError("effect_matrix(step=...) needs a number above 0; got 0.")
-    size = latent_size(generator)
-    basis = check_directions(directions, size)
-    z = torch.randn(samples, size, generator=torch.Generator().manual_seed(seed))
+    generator = as_generator(generator, "effect_matrix")
+    basis = direction_rows(directions, generator.z_dim, "effect_matrix")
+    z = generator.sample(samples, seed)
+    basis, length = basis.to(z), step * generator.sigma
+    draws_noise(generator, z, "effect_matrix")
 
     def read(latents: Tensor) -> Tensor:
         return _read(generator, latents, read_factors, batch_size, "effect_matrix").double()
@@ -118,7 +121,7 @@ def effect_matrix(
     scale = torch.where(constant_columns(known), 0, known.std(0)) if spread is None else _check_spread(spread, known)
     rows, seen = [], [len(known) / samples]
     for direction in basis:
-        change = (read(z + step / 2 * direction) - read(z - step / 2 * direction)).abs() / step
+        change = (read(z + length / 2 * direction) - read(z - length / 2 * direction)).abs() / step
         both = change.isfinite().all(1)
         seen.append(float(both.double().mean()))
         rows.append(torch.where(scale > 0, change[both].mean(0) / scale, 0))
@@ -200,8 +203,8 @@ class FactorReport:
 
 
 def factor_report(
-    generator: Generator,
-    directions: Tensor | None,
+    generator: ImageGenerator,
+    directions: Directions | Tensor | None,
     read_factors: ReadFactors,
     *,
     names: Sequence[str] | None = None,
@@ -216,12 +219,12 @@ def factor_report(
 ) -> FactorReport:
     r"""MIG, SAP, modularity, DCI and the effect matrix of a generator, without an encoder.
 
-    Codes are the coordinates :math:`\langle z, d_i \rangle` of normal latents along the directions, and factors are
-    read from the images G(z).
+    Codes are the coordinates :math:`\langle z, d_i \rangle` of latents of the prior along the directions, and factors
+    are read from the images G(z).
 
     Args:
-        generator: Callable ``G(z) -> images`` with ``z_dim``.
-        directions: Unit rows ``(d, z_dim)``, at least two; None takes the axes.
+        generator: A `Generator`, or a callable ``G(z) -> images`` with ``z_dim``.
+        directions: `Directions`, or unit rows ``(d, z_dim)``, at least two; None takes the axes.
         read_factors: From images to factors ``(n, k)``, at least two, NaN where an image cannot be read; see
             `effect_matrix`.
         names: Names of the factors.
@@ -252,8 +255,8 @@ def factor_report(
          'informativeness': 1.0, 'factors_read': 1.0}
     """
     check_count(samples, "factor_report(samples=...)", 10)
-    size = latent_size(generator)
-    basis = check_directions(directions, size)
+    generator = as_generator(generator, "factor_report")
+    basis = direction_rows(directions, generator.z_dim, "factor_report")
     effects = effect_matrix(
         generator,
         basis,
@@ -264,14 +267,14 @@ def factor_report(
         batch_size=batch_size,
         seed=seed,
     )
-    z = torch.randn(samples, size, generator=torch.Generator().manual_seed(seed))
+    z = generator.sample(samples, seed)
     factors = _read(generator, z, read_factors, batch_size, "factor_report")
     known = factors.isfinite().all(1)
     if int(known.sum()) < 10:
         raise ValueError(
             f"factor_report needs 10 images that read_factors can read; of {samples} it read {known.sum()}."
         )
-    codes, factors = (z @ basis.mT)[known], factors[known]
+    codes, factors = (z @ basis.to(z).mT).cpu()[known], factors[known]
     constant = constant_columns(factors).tolist()
     return FactorReport(
         mig=mutual_information_gap(codes, factors, bins=bins, binning=binning),

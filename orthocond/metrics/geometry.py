@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from orthocond._checks import check_choice, check_count, check_not_negative
+from orthocond.directions.basis import Directions, direction_rows
+from orthocond.generators import ImageGenerator, as_generator, draws_noise, images_of
 from orthocond.matrix import matrix_view
 from orthocond.matrix.spectra import Spectrum, singular_spectrum
-from orthocond.metrics._generator import Generator, check_directions, images_of, latent_size
 from orthocond.metrics.frechet import short_count
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -19,8 +20,8 @@ _FORWARD = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def activeness(
-    generator: Generator,
-    directions: Tensor | None = None,
+    generator: ImageGenerator,
+    directions: Directions | Tensor | None = None,
     *,
     samples: int = 300,
     extent: float = 2.0,
@@ -29,15 +30,15 @@ def activeness(
 ) -> Tensor:
     r"""How much each direction changes the image: the variance of a pixel when its coordinate is -e, 0 and e.
 
-    For :math:`z \sim N(0, I)` the coordinate along the unit direction d is set to each value,
+    For latents z of the prior the coordinate along the unit direction d is set to each value,
     :math:`z + (v - \langle z, d \rangle) d`; the variance of the three images (unbiased) is averaged over pixels,
-    channels and latents. Directions that do nothing have 0.
+    channels and latents. Directions that do nothing have 0. Noise that the generator draws is the same in all three.
 
     Args:
-        generator: Callable ``G(z) -> images`` with ``z_dim``.
-        directions: Unit rows ``(k, z_dim)``; None takes the axes.
+        generator: A `Generator`, or a callable ``G(z) -> images`` with ``z_dim``.
+        directions: `Directions`, or unit rows ``(k, z_dim)``; None takes the axes.
         samples: Number of latents; the same for all directions.
-        extent: The value e.
+        extent: The value e, in sigma of the prior.
         batch_size: Images at a time.
         seed: Seed of the latents.
 
@@ -60,13 +61,15 @@ def activeness(
     """
     check_count(samples, "activeness(samples=...)", 1)
     check_not_negative(extent, "activeness(extent=...)")
-    size = latent_size(generator)
-    basis = check_directions(directions, size)
-    z = torch.randn(samples, size, generator=torch.Generator().manual_seed(seed))
+    generator = as_generator(generator, "activeness")
+    basis = direction_rows(directions, generator.z_dim, "activeness")
+    z = generator.sample(samples, seed)
+    basis, reach = basis.to(z), extent * generator.sigma
+    draws_noise(generator, z, "activeness")
     found = torch.zeros(len(basis), dtype=torch.float64)
     for index, direction in enumerate(basis):
         flat = z - torch.outer(z @ direction, direction)
-        tracks = [images_of(generator, flat + v * direction, batch_size, "activeness") for v in (-extent, 0.0, extent)]
+        tracks = [images_of(generator, flat + v * direction, batch_size, "activeness") for v in (-reach, 0.0, reach)]
         for low, middle, high in zip(*tracks, strict=True):
             three = torch.stack([low, middle, high]).double()
             found[index] += float(three.var(0).mean()) * len(low) / samples
@@ -99,13 +102,13 @@ class PathLength:
 
 
 def path_length(
-    generator: Generator,
+    generator: ImageGenerator,
     *,
     distance: Callable[[Tensor, Tensor], Tensor] = pixel_mse,
     name: str | None = None,
     samples: int = 1000,
     eps: float = 1e-3,
-    interpolation: str = "slerp",
+    interpolation: str = "auto",
     where: str = "full",
     trim: float = 0.01,
     batch_size: int = 128,
@@ -116,16 +119,17 @@ def path_length(
     .. math:: E\left[ \varepsilon^{-2}\, d\big(G(z(t)),\, G(z(t + \varepsilon))\big) \right], \qquad
         z(t) = \frac{\sin (1 - t) \omega}{\sin \omega} z_0 + \frac{\sin t \omega}{\sin \omega} z_1
 
-    with :math:`z_0, z_1 \sim N(0, I)` at the angle :math:`\omega`. The latents are not normalized, so the path stays
-    where normal latents are.
+    with :math:`z_0, z_1` of the prior at the angle :math:`\omega`. The latents are not normalized, so the path stays
+    where normal latents are. Noise that the generator draws is the same at both ends of a step.
 
     Args:
-        generator: Callable ``G(z) -> images`` with ``z_dim``.
+        generator: A `Generator`, or a callable ``G(z) -> images`` with ``z_dim``.
         distance: Callable from two batches of images to squared distances ``(n,)``; LPIPS for the original.
         name: Its name in ``protocol``; None takes that of the function or class.
         samples: Number of paths.
         eps: The step. StyleGAN has 1e-4, where rounding in float32 is up to some percent of the difference.
-        interpolation: ``"slerp"``, or ``"lerp"`` for straight paths.
+        interpolation: ``"slerp"``; ``"lerp"`` for straight paths; ``"auto"`` takes slerp for normal latents and lerp
+            for other priors, whose latents do not lie near a sphere.
         where: ``"full"`` draws t uniformly from [0, 1], ``"end"`` takes t = 0.
         trim: Part of the paths that is left out at each end before the mean, as StyleGAN does.
         batch_size: Images at a time.
@@ -149,19 +153,23 @@ def path_length(
         Karras, Laine, Aila (2019), section 4.1.
     """
     check_count(samples, "path_length(samples=...)", 2)
-    check_choice(interpolation, "path_length(interpolation=...)", ("slerp", "lerp"))
+    check_choice(interpolation, "path_length(interpolation=...)", ("auto", "slerp", "lerp"))
     check_choice(where, "path_length(where=...)", ("full", "end"))
     if not 0 < eps < 1:
         raise ValueError(f"path_length(eps=...) needs a number between 0 and 1; got {eps!r}.")
     if not 0 <= trim < 0.5:
         raise ValueError(f"path_length(trim=...) needs a part from 0 up to 0.5; got {trim!r}.")
-    size = latent_size(generator)
-    random = torch.Generator().manual_seed(seed)
+    generator = as_generator(generator, "path_length")
+    if interpolation == "auto":
+        interpolation = "slerp" if generator.prior == "normal" else "lerp"
+    rng = torch.Generator().manual_seed(seed)
     # In float64, so that the step survives the interpolation.
-    start, end = torch.randn(2, samples, size, generator=random, dtype=torch.float64)
-    t = torch.rand(samples, 1, generator=random, dtype=torch.float64) * (where == "full")
+    start, end = (generator.sample(samples, rng).cpu().double() for _ in range(2))
+    t = torch.rand(samples, 1, generator=rng, dtype=torch.float64) * (where == "full")
+    draws_noise(generator, start.to(generator.like), "path_length")
     path = _slerp if interpolation == "slerp" else torch.lerp
-    here, there = (images_of(generator, path(start, end, s), batch_size, "path_length") for s in (t, t + eps))
+    ends = [path(start, end, s).to(generator.like) for s in (t, t + eps)]
+    here, there = (images_of(generator, z, batch_size, "path_length") for z in ends)
     speeds = torch.cat(list(_distances(distance, here, there))) / eps**2
     kept = speeds.sort().values[int(trim * samples) : samples - int(trim * samples)]
     called = name or getattr(distance, "__name__", type(distance).__name__)
@@ -196,7 +204,7 @@ def projection_spectrum(target: Any) -> Spectrum:
     """The spectrum of the weight that first meets the latent: the paper's condition number of a GAN.
 
     Args:
-        target: A weight, a layer that has one, or a generator with ``z_dim``. Of a generator the first registered
+        target: A weight, a layer that has one, or a generator with ``z_dim``. In a generator, the first registered
             linear layer or convolution with z_dim inputs is taken. Pass the basis U of an EigenGAN's layer as a tensor.
 
     Returns:
@@ -222,7 +230,7 @@ def projection_spectrum(target: Any) -> Spectrum:
         raise TypeError(f"projection_spectrum needs a weight, a layer or a generator; got {type(target).__name__}.")
     if isinstance(target, (*_TRANSPOSED, *_FORWARD)):
         return projection_spectrum(target.weight)
-    size = latent_size(target)
+    size = as_generator(target, "projection_spectrum").z_dim
     for module in target.modules():
         if isinstance(module, (*_TRANSPOSED, *_FORWARD)):
             inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels

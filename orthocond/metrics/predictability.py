@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orthocond._checks import check_choice, check_count, check_not_negative
-from orthocond.metrics._generator import Generator, check_directions, images_of, latent_size, parameter_of
+from orthocond.directions.basis import Directions, direction_rows
+from orthocond.generators import ImageGenerator, as_generator, draws_noise, images_of
 from orthocond.metrics.frechet import short_count
 from orthocond.metrics.inception import to_8_bits
 
@@ -76,7 +77,7 @@ def _deviation(values: tuple[float, ...]) -> float:
 class VariationalPredictability:
     r"""Few-shot accuracy of a small network that sees two images and names the direction in which they differ.
 
-    Coordinates :math:`c \sim U[-e, e]^k` along the directions D and a normal rest outside their span give
+    Coordinates :math:`c \sim U[-e, e]^k` along the directions D and a rest of the prior outside their span give
     :math:`z_1 = c D + r`. In :math:`z_2` one coordinate, chosen uniformly, is drawn again. A convolutional network
     learns from few pairs which one, and is tested on the others; defaults are the official protocol: 10,000 pairs of
     which 1,000 train, difference of the images, Adam with 0.01, batches of 32, 200 epochs. For EigenGAN the paper's
@@ -93,11 +94,11 @@ class VariationalPredictability:
         epochs: Epochs of training.
         lr: Learning rate of Adam.
         batch_size: Pairs in a training batch.
-        widths: Channels of the network: first two, third and fourth convolution. smaller ones are faster
-            and another protocol.
+        widths: Channels of the network: first two, third and fourth convolution. Smaller ones are faster, and another
+            protocol.
         repeats: Number of splits and networks for the same pairs.
-        extent: Half-width e of the coordinates' range.
-        truncation: Standard deviation of the latent outside the span of the directions.
+        extent: Half-width e of the coordinates' range, in sigma of the prior.
+        truncation: Factor of the latent outside the span of the directions.
         validate_every: Epochs from one test to the next; ``best`` is over these. The last epoch is always tested.
         seed: Seed of pairs, splits and networks. The global random state is neither used nor changed.
 
@@ -163,18 +164,18 @@ class VariationalPredictability:
 
     def measure(
         self,
-        generator: Generator,
-        directions: Tensor | None = None,
+        generator: ImageGenerator,
+        directions: Directions | Tensor | None = None,
         *,
         progress: Callable[[int, int], None] | None = None,
     ) -> Predictability:
         """Measure a generator.
 
         Args:
-            generator: Callable ``G(z) -> images (n, C, H, W)`` in [-1, 1] with ``z_dim``; equal latents have to give
-                equal images.
-            directions: Unit rows ``(k, z_dim)``, 2 <= k <= z_dim, such as those of SeFa or the subspaces of EigenGAN;
-                None takes the axes.
+            generator: A `Generator`, or a callable ``G(z) -> images (n, C, H, W)`` in [-1, 1] with ``z_dim``. Noise
+                that it draws is the same for both images of a pair.
+            directions: `Directions`, or unit rows ``(k, z_dim)``, 2 <= k <= z_dim, such as those of SeFa or the
+                subspaces of EigenGAN; None takes the axes.
             progress: Called after each epoch with the number of epochs done and of all, over all repeats.
 
         Returns:
@@ -197,7 +198,9 @@ class VariationalPredictability:
             test=self.pairs - self.train_pairs,
         )
 
-    def make_pairs(self, generator: Generator, directions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, int]:
+    def make_pairs(
+        self, generator: ImageGenerator, directions: Directions | Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
         """Make the pairs.
 
         Returns:
@@ -208,29 +211,32 @@ class VariationalPredictability:
             TypeError: If the generator or its images are of another kind.
             ValueError: If directions or images do not fit.
         """
-        size = latent_size(generator)
-        basis = check_directions(directions, size)
+        generator = as_generator(generator, "VariationalPredictability")
+        size = generator.z_dim
+        basis = direction_rows(directions, size, "VariationalPredictability").cpu().double()
         count = len(basis)
         if count < 2:
             raise ValueError("VariationalPredictability needs at least two directions to tell apart; got 1.")
-        random = torch.Generator().manual_seed(self.seed)
-        coordinates = (2 * torch.rand(self.pairs, count, generator=random) - 1) * self.extent
-        rest = torch.randn(self.pairs, size, generator=random) * self.truncation
-        labels = torch.randint(count, (self.pairs,), generator=random)
-        again = (2 * torch.rand(self.pairs, generator=random) - 1) * self.extent
-        outside = torch.eye(size) - torch.linalg.pinv(basis.double()).float() @ basis
+        rng = torch.Generator().manual_seed(self.seed)
+        reach = self.extent * generator.sigma
+        coordinates = (2 * torch.rand(self.pairs, count, generator=rng, dtype=torch.float64) - 1) * reach
+        rest = generator.sample(self.pairs, rng).cpu().double() * self.truncation
+        labels = torch.randint(count, (self.pairs,), generator=rng)
+        again = (2 * torch.rand(self.pairs, generator=rng, dtype=torch.float64) - 1) * reach
+        outside = torch.eye(size, dtype=torch.float64) - torch.linalg.pinv(basis) @ basis
         first = coordinates @ basis + (rest @ outside if count < size else 0)
         moved = again - coordinates[torch.arange(self.pairs), labels]
         second = first + moved[:, None] * basis[labels]
         images = []
+        draws_noise(generator, first.to(generator.like), "VariationalPredictability")
         for latents in (first, second):
-            batches = images_of(generator, latents, 128, "VariationalPredictability")
+            batches = images_of(generator, latents.to(generator.like), 128, "VariationalPredictability")
             images.append(torch.cat([to_8_bits(batch, "VariationalPredictability") for batch in batches]))
         if min(images[0].shape[-2:]) < 8:
             raise ValueError(
                 f"VariationalPredictability needs images of 8 pixels at least; got {tuple(images[0].shape)}."
             )
-        return images[0], images[1], labels.to(parameter_of(generator).device), count
+        return images[0], images[1], labels.to(generator.like.device), count
 
     def _repeat(
         self,
@@ -242,8 +248,8 @@ class VariationalPredictability:
         progress: Callable[[int, int], None] | None,
     ) -> tuple[float, float, Tensor]:
         """Final accuracy, best accuracy and final recall of each direction, for one split and network."""
-        random = torch.Generator().manual_seed(self.seed + 1 + index)
-        order = torch.randperm(self.pairs, generator=random).to(labels.device)
+        rng = torch.Generator().manual_seed(self.seed + 1 + index)
+        order = torch.randperm(self.pairs, generator=rng).to(labels.device)
         train, test = order[: self.train_pairs], order[self.train_pairs :]
         with torch.random.fork_rng():
             torch.manual_seed(self.seed + 1 + index)
@@ -253,7 +259,7 @@ class VariationalPredictability:
         best, final, recall = 0.0, 0.0, torch.empty(0)
         for epoch in range(1, self.epochs + 1):
             network.train()
-            shuffled = train[torch.randperm(len(train), generator=random).to(train.device)]
+            shuffled = train[torch.randperm(len(train), generator=rng).to(train.device)]
             with torch.enable_grad():
                 for batch in shuffled.split(self.batch_size):
                     loss = functional.cross_entropy(network(self._input(first, second, batch)), labels[batch])

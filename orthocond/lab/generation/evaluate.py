@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, sefa, strip, traverse
+from orthocond.generators import NoiseAsLatent
 from orthocond.lab.config import config_hash, from_json
 from orthocond.lab.data import FACTORS, Pipeline, read_factors
 from orthocond.lab.data.images import center_crop
@@ -45,27 +46,6 @@ _IMAGES = {"paper": 10_000, "laptop": 300}  # for the Fréchet distance
 _ACTIVE = 50  # latents, each of which is moved along every direction
 _ROTATIONS = 2
 _TRAVERSED = 12  # directions in a picture, the most important ones
-
-
-class NoiseAsLatent(nn.Module):
-    """A generator whose noise is the last part of its latents, so that equal latents give equal images.
-
-    Directions of the generator itself, with zeros for the noise, are directions of this one; a metric that draws
-    latents draws the noise with them.
-
-    Args:
-        generator: A generator with ``z_dim``, ``noise_dim`` and a second argument for the noise, as `EigenGenerator`.
-    """
-
-    def __init__(self, generator: nn.Module) -> None:
-        super().__init__()
-        self.generator = generator
-        self.z_dim = int(generator.z_dim) + int(generator.noise_dim)  # type: ignore[arg-type]
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Images of latents and noise, side by side."""
-        split = int(self.generator.z_dim)  # type: ignore[arg-type]
-        return call(self.generator, z[:, :split], z[:, split:])
 
 
 def own_directions(generator: nn.Module) -> dict[str, Directions]:
