@@ -404,7 +404,7 @@ def test_names_are_checked():
         tables.make("wieght-treatments")
     with pytest.raises(ValueError, match="at least one seed; got 0"):
         tables.make("gcp", seeds=0)
-    with pytest.raises(ValueError, match="has the scales .*; got 'desk'"):
+    with pytest.raises(ValueError, match=r"has the scales .*; got 'desk'"):
         tables.make("gcp", scale="desk")
 
 

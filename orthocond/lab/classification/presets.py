@@ -46,6 +46,8 @@ def _dbn(name: str, source: str, paper: Model, laptop: Model, epochs: int = 20) 
 _RESNET = Model("resnet50"), Model("resnet50", depths=(1, 1, 1), width=16)
 _DENSENET = Model("densenet121"), Model("densenet121", depths=(2, 2, 2), width=16)
 _MOBILENET = Model("mobilenetv2"), Model("mobilenetv2", depths=(1, 1, 1, 1), width=256)
+# The network of the scale workstation, and a smaller one that takes a third of the time: enough for many seeds.
+_SMALL_CONVNET = replace(_CONVNET, width=32, depths=(1, 1, 1))
 _SPRITES = Classification(
     "dbn-sprites-small",
     data=Data("sprites", size=24, crop_padding=0, flip=False, limit=3600, noise=0.05, held_out=1000),
@@ -61,13 +63,34 @@ _GCP = Classification(
     schedule=Schedule(60, 256, weight_decay=1e-4, milestones=(30, 45)),
 )
 
+
+def _convnets(name: str, source: str, epochs: int) -> dict[Scale, Classification]:
+    large = _dbn(name, source, *_RESNET, epochs=epochs)["workstation"]
+    schedule = replace(large.schedule, epochs=(3 * epochs) // 5)
+    return {
+        "paper": replace(large, scale="paper"),
+        "workstation": large,
+        "laptop": replace(large, scale="laptop", model=_SMALL_CONVNET, schedule=schedule),
+    }
+
+
 _PRESETS: dict[str, dict[Scale, Classification]] = {
     "dbn-cifar10-resnet50": _dbn("dbn-cifar10-resnet50", "cifar10", *_RESNET, epochs=10),
+    "dbn-cifar10-convnet": _convnets("dbn-cifar10-convnet", "cifar10", 10),
+    "dbn-cifar100-convnet": _convnets("dbn-cifar100-convnet", "cifar100", 20),
     "dbn-cifar100-resnet50": _dbn("dbn-cifar100-resnet50", "cifar100", *_RESNET),
     "dbn-cifar100-densenet121": _dbn("dbn-cifar100-densenet121", "cifar100", *_DENSENET),
     "dbn-cifar100-mobilenetv2": _dbn("dbn-cifar100-mobilenetv2", "cifar100", *_MOBILENET),
     "gcp-imagenet-resnet18": {
         "paper": _GCP,
+        "workstation": replace(
+            _GCP,
+            scale="workstation",
+            data=Data("tiny-imagenet-20", size=64, crop_padding=6, padding="reflection"),
+            model=Model("resnet18", "gcp", "imagenet", depths=(1, 1, 1), width=32, reduction=64, last_stride=1),
+            schedule=replace(_CIFAR_MEDIUM, epochs=30, batch_size=100, lr=0.1),
+            log_every=25,
+        ),
         "laptop": replace(
             _GCP,
             scale="laptop",
@@ -77,7 +100,11 @@ _PRESETS: dict[str, dict[Scale, Classification]] = {
             log_every=20,
         ),
     },
-    "dbn-sprites-small": {"paper": replace(_SPRITES, scale="paper"), "laptop": _SPRITES},
+    "dbn-sprites-small": {
+        "paper": replace(_SPRITES, scale="paper"),
+        "workstation": replace(_SPRITES, scale="workstation"),
+        "laptop": _SPRITES,
+    },
 }
 
 
@@ -92,7 +119,8 @@ def preset(name: str, scale: Scale = "laptop") -> Classification:
     ``dbn-…`` replaces the batch normalization after the first convolution by a decorrelated one, ``gcp-…`` average
     pooling by covariance pooling. At the scale of the paper the numbers are the paper's; at that of a laptop network,
     images and epochs are small enough for minutes on one core, and the code is the same. The scale workstation has a
-    small plain network on images of full size, a quarter of an hour on one core. ``dbn-sprites-small`` has one scale.
+    small network on images of full size, a quarter of an hour on one core. ``dbn-sprites-small`` has one scale, and
+    ``…-convnet`` is no network of the paper: its scale of that name is the one of a workstation.
 
     Raises:
         ValueError: If there is no such preset or scale; the text gives the nearest name.
@@ -104,8 +132,8 @@ gamma=0.1, steps=None, fall='steps', warmup=0.0, nesterov=False, label_smoothing
         >>> preset("dbn-cifar100-resnet5")
         Traceback (most recent call last):
         ValueError: There is no preset 'dbn-cifar100-resnet5'. Did you mean 'dbn-cifar100-resnet50'? There are: \
-dbn-cifar10-resnet50, dbn-cifar100-resnet50, dbn-cifar100-densenet121, dbn-cifar100-mobilenetv2, \
-gcp-imagenet-resnet18, dbn-sprites-small.
+dbn-cifar10-resnet50, dbn-cifar10-convnet, dbn-cifar100-convnet, dbn-cifar100-resnet50, \
+dbn-cifar100-densenet121, dbn-cifar100-mobilenetv2, gcp-imagenet-resnet18, dbn-sprites-small.
     """
     if name not in _PRESETS:
         raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
