@@ -45,7 +45,17 @@ from orthocond.monitor import (
     diagnose,
     pre_svd_layer,
 )
-from orthocond.steps import NearestOrthogonal, OptimalLR, StepStatistics, Stiefel, Treatment, optimal_lr, treat
+from orthocond.steps import (
+    FixedLR,
+    NearestOrthogonal,
+    OptimalLR,
+    RandomLR,
+    StepStatistics,
+    Stiefel,
+    Treatment,
+    optimal_lr,
+    treat,
+)
 from orthocond.weights import (
     SkewOrthogonalConv2d,
     orthogonal,
@@ -98,9 +108,11 @@ __all__ = [
     "spectral",
     "whitening_init_",
     # treatments of the step
+    "FixedLR",
     "NearestOrthogonal",
     "optimal_lr",
     "OptimalLR",
+    "RandomLR",
     "StepStatistics",
     "Stiefel",
     "treat",

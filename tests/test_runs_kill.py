@@ -23,9 +23,7 @@ from orthocond.lab.runs import (
     Guard,
     Run,
     capture_rng,
-    load_treatment_state,
     restore_rng,
-    treatment_state,
 )
 from orthocond.layers import DecorrelatedBatchNorm2d
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
@@ -54,7 +52,7 @@ def train(root, steps=STEPS, every=EVERY, pause=0.0):
         model.load_state_dict(found.state["model"])
         optimizer.load_state_dict(found.state["optimizer"])
         schedule.load_state_dict(found.state["schedule"])
-        load_treatment_state(handle, found.state["treatment"])
+        handle.load_state_dict(found.state["treatment"])
         restore_rng(found.state["rng"])
     with Guard(run, model) as guard:
         for step in range(first, steps + 1):
@@ -75,7 +73,7 @@ def train(root, steps=STEPS, every=EVERY, pause=0.0):
                     "model": model.state_dict(),
                     "optimizer": optimizer.state_dict(),
                     "schedule": schedule.state_dict(),
-                    "treatment": treatment_state(handle),
+                    "treatment": handle.state_dict(),
                     "rng": capture_rng(),
                 }
                 run.save(state, step)

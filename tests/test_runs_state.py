@@ -11,10 +11,8 @@ from torch import nn
 
 from orthocond.lab.runs import (
     capture_rng,
-    load_treatment_state,
     pack,
     restore_rng,
-    treatment_state,
     unpack,
 )
 from orthocond.layers import DecorrelatedBatchNorm2d
@@ -249,16 +247,16 @@ def test_statistics_of_a_treatment_go_on():
     steps(*parts, range(5))
     parts[1].zero_grad()
     parts[1].step()  # one that has no gradient
-    saved = through_bytes([*(part.state_dict() for part in parts), treatment_state(handle)])
+    saved = through_bytes([*(part.state_dict() for part in parts), handle.state_dict()])
     *resumed, again = treated()
     steps(*resumed, range(8))  # to be forgotten
     for part, state in zip(resumed, saved, strict=False):
         part.load_state_dict(state)
-    load_treatment_state(again, saved[-1])
+    again.load_state_dict(saved[-1])
     assert_same(plain(again), plain(handle))
     steps(*parts, range(5, 9))
     steps(*resumed, range(5, 9))
     assert handle.statistics[0].shortened > 0
     assert_same(plain(again), plain(handle))
-    with pytest.raises(ValueError, match="has 2 weights, the checkpoint 1"):
-        load_treatment_state(again, saved[-1][:1])
+    with pytest.raises(ValueError, match="has 2 weights, the state 1"):
+        again.load_state_dict({"weights": saved[-1]["weights"][:1]})

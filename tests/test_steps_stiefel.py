@@ -393,5 +393,5 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_nothing_moves():
 
 def test_a_setting_of_the_wrong_kind():
     model = network()
-    with pytest.raises(TypeError, match=r"Add parentheses: Stiefel\(\)"):
+    with pytest.raises(TypeError, match=r"Add parentheses: Stiefel\(...\)"):
         treat(model[0], torch.optim.SGD(model.parameters(), lr=0.1), manifold=Stiefel)

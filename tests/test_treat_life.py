@@ -65,7 +65,7 @@ def test_targets_that_cannot_be_treated(target, kind, message):
     ("settings", "kind", "message"),
     [
         ({}, ValueError, "something to do"),
-        ({"gradient": NearestOrthogonal}, TypeError, r"Add parentheses: NearestOrthogonal\(\)"),
+        ({"gradient": NearestOrthogonal}, TypeError, r"Add parentheses: NearestOrthogonal\(...\)"),
         ({"gradient": EXACT}, TypeError, r"treat\(gradient=...\) needs a setting such as NearestOrthogonal"),
         ({"lr": 0.1}, TypeError, r"OptimalLR\(\); got 0.1"),
         ({"gradient": UPDATE, "lr": PAPER}, ValueError, "along the gradient"),

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from orthocond.matrix import matrix_view
 
 MOMENTUM = "stiefel_momentum"  # under which the optimizer's state holds the average gradient
+_COUNTS = ("steps", "without_gradient", "skipped", "shortened", "at_floor")
 _NOTHING = torch.empty(0)
 
 
@@ -27,8 +28,9 @@ class StepStatistics:
         steps: Steps at which it was treated.
         without_gradient: Steps at which it had no gradient, so that neither optimizer nor treatment did anything.
         skipped: Steps that a fused optimizer skipped because a GradScaler found an infinite gradient.
-        shortened: Steps at which OLR took another step length than the learning rate.
-        rates: The last step lengths η that OLR chose, oldest first; empty without OLR.
+        shortened: Steps at which OLR (or a control of it) took another step length than the learning rate.
+        at_floor: Steps at which OLR took its floor. There it acts as a learning rate that is smaller by that factor.
+        rates: The last step lengths η that OLR (or a control of it) chose, oldest first; empty without.
         spectra: Singular values ``(groups, min(m, n))``, descending, of gradients before NOG, by number of the step
             counted from 0; the last ones only.
     """
@@ -39,6 +41,7 @@ class StepStatistics:
     without_gradient: int
     skipped: int
     shortened: int
+    at_floor: int
     rates: list[float]
     spectra: dict[int, Tensor]
 
@@ -61,6 +64,7 @@ class Weight:
         self.maximize = False
         self.steps = self.without_gradient = self.skipped = 0
         self.shortened: Tensor | int = 0
+        self.at_floor: Tensor | int = 0
         self.rates: deque[Tensor] = deque(maxlen=history)
         self.spectra: deque[tuple[int, Tensor]] = deque(maxlen=history)
 
@@ -116,11 +120,13 @@ class Weight:
             return self.lr.reshape(()).to(device, torch.float64)
         return torch.full((), self.lr, dtype=torch.float64, device=device)  # torch.tensor would wait for the device
 
-    def shorten_update(self) -> None:
+    def shorten_update(self, floor: float | None) -> None:
         """Keep the chosen fraction of the update; a fraction of 1 changes no bit of it."""
         after, before = _local(self.parameter.detach()), _local(self.before)
         torch.lerp(before, after, self.fraction.to(after.dtype), out=after)
         self.shortened = self.shortened + (self.fraction != 1)
+        if floor is not None and floor < 1:
+            self.at_floor = self.at_floor + (self.fraction <= floor * (1 + 1e-9))
         self.rates.append(self.fraction * self.lr_tensor())
 
     def record_spectrum(self, gradient: Tensor) -> None:
@@ -136,6 +142,22 @@ class Weight:
         self.before = self.after = self.average = self.fraction = _NOTHING
         self.steps += 1
 
+    def state(self) -> dict[str, Any]:
+        """What was counted, as plain data and tensors."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return counts | {"rates": list(self.rates), "spectra": list(self.spectra)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on counting from `state`."""
+        device = self.parameter.device
+        for name in _COUNTS:
+            value = state[name]
+            setattr(self, name, value.to(device) if isinstance(value, Tensor) else value)
+        self.rates.clear()
+        self.rates.extend(rate.to(device) for rate in state["rates"])
+        self.spectra.clear()
+        self.spectra.extend((step, values.to(device)) for step, values in state["spectra"])
+
     def statistics(self) -> StepStatistics:
         """What was counted, read from the device."""
         return StepStatistics(
@@ -145,6 +167,7 @@ class Weight:
             without_gradient=self.without_gradient,
             skipped=self.skipped,
             shortened=int(self.shortened),
+            at_floor=int(self.at_floor),
             rates=torch.stack(tuple(self.rates)).tolist() if self.rates else [],
             spectra=dict(self.spectra),
         )

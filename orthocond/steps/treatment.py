@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from orthocond._checks import check_count
 from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches, find_weight
+from orthocond.steps.controls import FixedLR, RandomLR
 from orthocond.steps.learning_rate import OptimalLR
 from orthocond.steps.nearest import NearestOrthogonal
 from orthocond.steps.stiefel import Stiefel
@@ -24,7 +25,7 @@ def treat(
     optimizer: Optimizer,
     *,
     gradient: NearestOrthogonal | None = None,
-    lr: OptimalLR | None = None,
+    lr: OptimalLR | FixedLR | RandomLR | None = None,
     manifold: Stiefel | None = None,
     history: int = 1000,
     spectrum_every: int = 100,
@@ -64,7 +65,7 @@ def treat(
             convolution; a parameter is one matrix.
         optimizer: The optimizer that owns the weights. Treat them after it was made.
         gradient: What to do with the gradient, or None.
-        lr: How to choose the step length, or None.
+        lr: How to choose the step length, or None. `FixedLR` and `RandomLR` are controls of `OptimalLR`.
         manifold: How to move orthogonal weights, or None. It stands alone.
         history: How many step lengths and spectra the statistics keep.
         spectrum_every: Interval of treated steps at which the singular values of the gradient are recorded before it
@@ -102,12 +103,12 @@ def treat(
             "treat needs something to do; pass gradient=NearestOrthogonal(), lr=OptimalLR(), or both, or "
             "manifold=Stiefel()."
         )
-    _check_setting(gradient, NearestOrthogonal, "gradient")
-    _check_setting(lr, OptimalLR, "lr")
-    _check_setting(manifold, Stiefel, "manifold")
+    _check_setting(gradient, "gradient", NearestOrthogonal)
+    _check_setting(lr, "lr", OptimalLR, FixedLR, RandomLR)
+    _check_setting(manifold, "manifold", Stiefel)
     if manifold is not None and (gradient is not None or lr is not None):
         raise ValueError("treat(manifold=...) replaces the whole step, so gradient= and lr= would have no effect.")
-    if lr is not None and lr.form == "paper" and gradient is not None and gradient.of == "update":
+    if isinstance(lr, OptimalLR) and lr.form == "paper" and gradient is not None and gradient.of == "update":
         raise ValueError(
             "OptimalLR(form='paper') chooses a step along the gradient, NearestOrthogonal(of='update') leaves it; "
             "use OptimalLR(form='exact') or NearestOrthogonal(of='gradient')."
@@ -142,7 +143,7 @@ class Treatment:
         self,
         weights: list[Weight],
         gradient: NearestOrthogonal | None,
-        lr: OptimalLR | None,
+        lr: OptimalLR | FixedLR | RandomLR | None,
         manifold: Stiefel | None,
         spectrum_every: int,
         optimizer_name: str,
@@ -160,6 +161,33 @@ class Treatment:
     def statistics(self) -> list[StepStatistics]:
         """What was done to each weight, in the order given to `treat`. Reads values from the device."""
         return [w.statistics() for w in self.weights]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics as plain data and tensors, for a checkpoint.
+
+        They change no step but those of `RandomLR`. A training that is resumed without them reports other counts.
+
+        Returns:
+            What `load_state_dict` takes.
+        """
+        return {"weights": [w.state() for w in self.weights]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the statistics of another handle.
+
+        Args:
+            state: What `state_dict` of a treatment of the same weights in the same order returned.
+
+        Raises:
+            ValueError: If the number of weights differs.
+        """
+        saved = state["weights"]
+        if len(saved) != len(self.weights):
+            raise ValueError(
+                f"The treatment has {len(self.weights)} weights, the state {len(saved)}; treat the same weights again."
+            )
+        for w, found in zip(self.weights, saved, strict=True):
+            w.load(found)
 
     def remove(self) -> None:
         """End the treatment; the optimizer is then as before. The statistics stay. A second call does nothing."""
@@ -263,8 +291,8 @@ class Treatment:
                 w.maximize = groups[id(w.parameter)].get("maximize", False)
         if self.manifold is not None:
             self._choose_weights(active, self.manifold, optimizer, scale)
-        if self.lr is not None and self.lr.form == "paper":  # now, as some optimizers use gradients as scratch space
-            self._choose_rates_by_gradient(active, self.lr, scale)
+        if isinstance(self.lr, OptimalLR) and self.lr.form == "paper":
+            self._choose_rates_by_gradient(active, self.lr, scale)  # now: some optimizers use it as scratch space
         self._pending = active
 
     @torch.no_grad()
@@ -274,10 +302,13 @@ class Treatment:
         if self.gradient is not None and self.gradient.of == "update":
             self._orthogonalize_updates(active, self.gradient)
         if self.lr is not None:
-            if self.lr.form != "paper":
+            if not isinstance(self.lr, OptimalLR):
+                self._choose_rates_blindly(active, self.lr)
+            elif self.lr.form != "paper":
                 self._choose_rates_by_update(active, self.lr)
+            floor = self.lr.floor if isinstance(self.lr, OptimalLR) and self.lr.form != "paper" else None
             for w in active:
-                w.shorten_update()
+                w.shorten_update(floor)
         if self.manifold is not None:
             for w in active:
                 assign(w.parameter.detach(), w.after)
@@ -342,11 +373,18 @@ class Treatment:
             for w, fraction in zip(batch, fractions, strict=True):
                 w.fraction = fraction
 
+    def _choose_rates_blindly(self, active: list[Weight], setting: FixedLR | RandomLR) -> None:
+        chosen = {id(w) for w in active}
+        for index, w in enumerate(self.weights):
+            if id(w) in chosen:
+                fraction = setting.fraction(index, w.steps)
+                w.fraction = torch.full((), fraction, dtype=torch.float64, device=w.parameter.device)
 
-def _check_setting(value: object, kind: type, name: str) -> None:
-    if value is not None and not isinstance(value, kind):
-        hint = f" Add parentheses: {kind.__name__}()." if value is kind else ""
-        raise TypeError(f"treat({name}=...) needs a setting such as {kind.__name__}(); got {value!r}.{hint}")
+
+def _check_setting(value: object, name: str, *kinds: type) -> None:
+    if value is not None and not isinstance(value, kinds):
+        hint = f" Add parentheses: {value.__name__}(...)." if isinstance(value, type) and value in kinds else ""
+        raise TypeError(f"treat({name}=...) needs a setting such as {kinds[0].__name__}(); got {value!r}.{hint}")
 
 
 def _name_what_is_not_finite(error: ValueError, batch: list[Weight], gradients: Iterable[Tensor], caller: str) -> None:

@@ -18,7 +18,7 @@ from orthocond.lab.data import ImageData, Pair, Pipeline, load_pair, sprites
 from orthocond.lab.devices import make_accelerator
 from orthocond.lab.methods import parameter_groups, penalty, treat_steps, treat_weight
 from orthocond.lab.progress import Progress
-from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
+from orthocond.lab.runs import Guard, Run, capture_rng, restore_rng
 from orthocond.lab.synchronize import synchronize
 from orthocond.matrix import solver_failures
 from orthocond.monitor import ConditionMonitor
@@ -323,7 +323,7 @@ class _Training:
             "model": self.network.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
-            "treatment": None if self.treatment is None else treatment_state(self.treatment),
+            "treatment": None if self.treatment is None else self.treatment.state_dict(),
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
             "rng": capture_rng(),
             "best": self.best,
@@ -342,7 +342,7 @@ class _Training:
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.treatment is not None:
-            load_treatment_state(self.treatment, state["treatment"])
+            self.treatment.load_state_dict(state["treatment"])
         if self.monitor is not None:
             self.monitor.load_state_dict(state["monitor"])
         restore_rng(state["rng"])

@@ -31,7 +31,7 @@ from orthocond.lab.generation.config import GanData, Generation
 from orthocond.lab.generation.methods import latent_layers, make_predictor, rival_penalty, treat_steps, weight_penalty
 from orthocond.lab.generation.networks import Networks, call, prepare, sample
 from orthocond.lab.progress import Progress
-from orthocond.lab.runs import Guard, Run, capture_rng, load_treatment_state, restore_rng, treatment_state
+from orthocond.lab.runs import Guard, Run, capture_rng, restore_rng
 from orthocond.lab.runs.files import write_atomically
 from orthocond.matrix import matrix_view
 from orthocond.matrix.spectra import singular_spectrum
@@ -393,7 +393,7 @@ class _Training:
             "predictor": None if self.predictor is None else self.predictor.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
-            "treatment": None if self.treatment is None else treatment_state(self.treatment),
+            "treatment": None if self.treatment is None else self.treatment.state_dict(),
             "rng": capture_rng(),  # for networks of a user, which may draw from it
         }
 
@@ -412,7 +412,7 @@ class _Training:
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.treatment is not None:
-            load_treatment_state(self.treatment, state["treatment"])
+            self.treatment.load_state_dict(state["treatment"])
         restore_rng(state["rng"])
         return found.step
 

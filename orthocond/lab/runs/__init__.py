@@ -1,6 +1,6 @@
 """Run folders: configuration, metrics, checkpoints, and training that goes on after it was stopped at any moment."""
 
-from orthocond.lab.runs.capture import capture_rng, load_treatment_state, restore_rng, treatment_state
+from orthocond.lab.runs.capture import capture_rng, restore_rng
 from orthocond.lab.runs.checkpoint import Checkpoint
 from orthocond.lab.runs.folder import Run
 from orthocond.lab.runs.guard import Guard
@@ -15,8 +15,6 @@ __all__ = [
     "Status",
     "capture_rng",
     "restore_rng",
-    "treatment_state",
-    "load_treatment_state",
     "pack",
     "unpack",
 ]

@@ -1,4 +1,4 @@
-"""What else a run has to remember: random number generators and the statistics of treatments."""
+"""What else a run has to remember: random number generators."""
 
 import random
 import warnings
@@ -9,7 +9,6 @@ import torch
 
 from orthocond.lab.runs import ranks
 from orthocond.lab.runs.state import from_bytes, to_bytes
-from orthocond.steps.treatment import Treatment
 
 
 def capture_rng() -> dict[str, Any]:
@@ -65,51 +64,3 @@ def restore_rng(state: dict[str, Any]) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-_COUNTS = ("steps", "without_gradient", "skipped")
-
-
-def treatment_state(treatment: Treatment) -> list[dict[str, Any]]:
-    """The statistics of a `treat` handle as plain data: counts, step lengths and spectra of each weight.
-
-    They change no step, but a resumed run that forgets them reports another occurrence of OLR.
-
-    Args:
-        treatment: The handle that `treat` returned.
-
-    Returns:
-        One dictionary for each weight, for `Run.save`.
-    """
-    return [
-        {name: getattr(w, name) for name in _COUNTS}
-        | {"shortened": w.shortened, "rates": list(w.rates), "spectra": list(w.spectra)}
-        for w in treatment.weights
-    ]
-
-
-def load_treatment_state(treatment: Treatment, state: list[dict[str, Any]]) -> None:
-    """Set the statistics of a `treat` handle to what `treatment_state` returned.
-
-    Args:
-        treatment: The handle of the new `treat` call, for the same weights in the same order.
-        state: What `treatment_state` returned.
-
-    Raises:
-        ValueError: If the number of weights differs.
-    """
-    weights = treatment.weights
-    if len(state) != len(weights):
-        raise ValueError(
-            f"The treatment has {len(weights)} weights, the checkpoint {len(state)}; treat the same weights again."
-        )
-    for w, saved in zip(weights, state, strict=True):
-        device = w.parameter.device
-        for name in _COUNTS:
-            setattr(w, name, saved[name])
-        shortened = saved["shortened"]
-        w.shortened = shortened.to(device) if isinstance(shortened, torch.Tensor) else shortened
-        w.rates.clear()
-        w.rates.extend(rate.to(device) for rate in saved["rates"])
-        w.spectra.clear()
-        w.spectra.extend((step, values.to(device)) for step, values in saved["spectra"])
