@@ -13,6 +13,7 @@ from orthocond.layers import (
     convert_batchnorm,
     convert_sync,
     covariance_pool,
+    update_statistics,
     whiten,
     whiten_color,
 )
@@ -97,6 +98,7 @@ __all__ = [
     "DecorrelatedBatchNorm2d",
     "DecorrelatedBatchNorm3d",
     "SVDLayer",
+    "update_statistics",
     "whiten",
     "whiten_color",
     "WhitenColor2d",

@@ -74,23 +74,31 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def all_true(flags: Tensor) -> bool | None:
-    """Whether all flags are true; None where values cannot be read (torch.compile, torch.export, vmap)."""
+    """Whether all flags are true; None where values cannot be read (see `smallest`)."""
     least = smallest(flags)
     return None if least is None else bool(least)
 
 
 def smallest(x: Tensor) -> float | None:
-    """The smallest entry, NaN if any is; None where values cannot be read. Synchronizes a GPU once."""
-    if torch.compiler.is_compiling():
+    """The smallest entry, NaN if any is; None where values cannot be read. Synchronizes a GPU once.
+
+    They cannot in torch.compile, torch.export and vmap, nor where there are none: meta tensors and FakeTensorMode.
+    """
+    if torch.compiler.is_compiling() or x.is_meta:
         return None
     try:
         return float(x.amin() if x.numel() > 1 else x)
     except RuntimeError as error:
-        if "vmap" in str(error):
+        if "vmap" in str(error) or "_local_scalar_dense" in str(error):
             return None
         raise
 
 
 def can_read_freely(x: Tensor) -> bool:
     """Whether values can be read without waiting for a device: on a CPU, not in torch.compile nor torch.func."""
-    return x.is_cpu and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    return x.is_cpu and not torch.compiler.is_compiling() and not in_transform()
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is active, whose tensors must not be kept."""
+    return torch._C._are_functorch_transforms_active()

@@ -21,6 +21,8 @@ def run(rank, store):
             check_values_and_gradients(rank, sizes)
         check_one_value_per_channel()
         check_evaluation_is_local(rank)
+        check_broadcast_statistics(rank)
+        check_skipped_batch_is_skipped_everywhere(rank)
         check_training(rank)
     finally:
         dist.destroy_process_group()
@@ -68,6 +70,25 @@ def check_evaluation_is_local(rank):
     layer(torch.randn(5, 3))
     if rank == 0:  # a collective call would wait for the other process for ever
         layer.eval()(torch.randn(5, 3))
+
+
+def check_broadcast_statistics(rank):
+    """A broadcast writes into the buffer without a trace of it."""
+    layer = DecorrelatedBatchNorm1d(3).eval()
+    x = torch.randn(5, 3)
+    layer(x)
+    source = 4 * torch.eye(3)[None]
+    if rank == 0:
+        layer.running_covariance.copy_(source)
+        layer(x)
+    dist.broadcast(layer.running_covariance, 0)
+    torch.testing.assert_close(layer(x), x / 2, rtol=1e-4, atol=1e-5)
+
+
+def check_skipped_batch_is_skipped_everywhere(rank):
+    layer = DecorrelatedBatchNorm1d(3, synchronize=True)
+    assert layer(torch.full((5, 3), float("nan") if rank else 1.0)).isnan().all()
+    assert (int(layer.skipped_batches), int(layer.num_batches_tracked)) == (1, 0)
 
 
 def check_training(rank):

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from orthocond._checks import at_least_float32, check_floating, without_autocast
+from orthocond._checks import all_true, at_least_float32, check_floating, without_autocast
 from orthocond.matrix import Eigh, Solver
 from orthocond.matrix.solver import check_solver
 
@@ -31,8 +31,8 @@ class SVDLayer(nn.Module):
     Attributes:
         solver: How its matrix roots are computed.
         observer: A callable that each training forward calls with the covariance ``(*, d, d)`` that the layer
-            computed, detached, in float64 and without ridge; None calls nothing. It is not part of the state:
-            ``state_dict``, ``copy.deepcopy`` and pickle leave it out.
+            computed, detached, in float64 and without ridge, unless it is not finite; None calls nothing. It is not
+            part of the state: ``state_dict``, ``copy.deepcopy`` and pickle leave it out.
     """
 
     observer: Observer | None
@@ -43,11 +43,17 @@ class SVDLayer(nn.Module):
         self.observer = None
 
     def _observe(self, covariance: Tensor) -> None:
-        if self.training and self.observer is not None:
+        if self.training and self.observer is not None and all_true(covariance.isfinite()) is not False:
             self.observer(covariance.detach())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "observer": None}
+
+
+def as_leaf(layer: nn.Module, *inputs: Any) -> Any:
+    """Record the call of a layer as one node in a graph of torch.fx, as torch does for its own layers."""
+    tracer: Any = next(x.tracer for x in inputs if isinstance(x, fx.Proxy))
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), inputs, {})
 
 
 class Layout(NamedTuple):
@@ -132,7 +138,7 @@ def with_rank_tolerance(solver: Solver, eps: float, dtype: torch.dtype, size: in
     return replace(solver, rank_tol=max(once, sums, size * torch.finfo(torch.float64).eps))
 
 
-def blame_features(x: Tensor, name: str, error: Exception) -> None:
+def blame_features(x: Tensor, name: str, error: Exception | None = None) -> None:
     """Raise a `ValueError` from ``error`` if the features hold NaN or infinity; return if they do not."""
     bad = int((~torch.isfinite(x)).sum())
     if bad:

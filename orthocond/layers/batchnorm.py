@@ -1,10 +1,11 @@
 """Decorrelated batch normalization: features whitened by P^-1/2 (paper: section 6.1, decorrelated BN)."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from orthocond._checks import (
     all_true,
@@ -12,93 +13,26 @@ from orthocond._checks import (
     check_choice,
     check_count,
     check_not_negative,
+    in_transform,
     without_autocast,
 )
 from orthocond._distributed import several_processes
-from orthocond.layers.base import (
-    SVDLayer,
-    affine,
-    blame_features,
-    check_features,
-    flatten,
-    with_rank_tolerance,
-)
+from orthocond.layers.base import SVDLayer, affine, as_leaf, check_features, flatten
 from orthocond.layers.statistics import Moments, moments
-from orthocond.matrix import Eigh, Solver, inv_sqrtm
-from orthocond.matrix.solver import check_solver
+from orthocond.layers.whitening import (
+    are_finite,
+    batch_whitening,
+    check_groups,
+    check_moments,
+    check_samples,
+    stored_whitening,
+)
+from orthocond.matrix import Eigh, Solver
 
 _EIGH = Eigh()
-_STATISTICS = ("running_mean", "running_covariance", "running_whitening", "whitening")
-
-
-def check_groups(channels: int, groups: int, name: str) -> None:
-    """Raise a `ValueError` if ``groups`` does not divide the channels."""
-    check_count(groups, f"{name}(groups=...)", 1)
-    if channels % groups:
-        raise ValueError(
-            f"{name} needs groups that divide the channels; got {channels} channels and {groups} groups. "
-            f"Divisors are {[d for d in range(1, channels + 1) if channels % d == 0]}."
-        )
-
-
-def whiten(x: Tensor, *, groups: int = 1, eps: float = 1e-5, solver: Solver = _EIGH) -> Tensor:
-    r"""Whiten features by their own batch statistics (ZCA).
-
-    Returns :math:`(P + \varepsilon I)^{-1/2} (x - \mu)` with the mean :math:`\mu` and the biased covariance
-    :math:`P` of the channels over batch and positions. It is what `DecorrelatedBatchNorm2d` computes in training,
-    without affine parameters and running statistics.
-
-    Args:
-        x: Features ``(N, C, *)`` with any number of position dimensions, or none.
-        groups: Number of equal groups of channels, each whitened by itself.
-        eps: Ridge added to every eigenvalue, at least 0.
-        solver: How the inverse root is computed.
-
-    Returns:
-        The whitened features, with shape, dtype and memory format of ``x``.
-
-    Raises:
-        TypeError: If ``x`` is not a real floating-point tensor or ``solver`` is not a `Solver`.
-        ValueError: If ``groups`` does not divide the channels, there is one value per channel, or features are not
-            finite.
-
-    Accuracy:
-        As `DecorrelatedBatchNorm2d`.
-
-    Example:
-        >>> y = whiten(torch.randn(8, 3, 16, 16) + 5, eps=0.0)
-        >>> print(torch.cov(y.movedim(1, 0).flatten(1), correction=0).round(decimals=4).abs())
-        tensor([[1., 0., 0.],
-                [0., 1., 0.],
-                [0., 0., 1.]])
-    """
-    x = check_features(x, "whiten", 2)
-    check_groups(x.shape[1], groups, "whiten")
-    check_solver(solver, "whiten")
-    flat, layout = flatten(x.to(at_least_float32(x.dtype)))
-    _check_count(flat.shape[0] * flat.shape[2], x.shape, "whiten")
-    flat, found = moments(flat, groups)
-    matrix = _whitening(found, x, check_not_negative(eps, "whiten(eps=...)"), solver, "whiten")
-    offset = -(matrix @ found.mean.reshape(groups, -1, 1)).flatten()
-    return layout.restore(affine(flat, matrix.to(flat.dtype), offset.to(flat.dtype))).to(x.dtype)
-
-
-def _check_count(count: int, shape: torch.Size, name: str) -> None:
-    if count < 2:
-        raise ValueError(
-            f"{name} needs more than one value per channel to compute a covariance; got features of shape "
-            f"{tuple(shape)}. Use a larger batch, drop_last=True in the loader, or eval()."
-        )
-
-
-def _whitening(found: Moments, x: Tensor, eps: float, solver: Solver, name: str) -> Tensor:
-    """``(P + eps I)^-1/2`` in float64, without ridge that of the pseudo-inverse."""
-    solver = with_rank_tolerance(solver, eps, x.dtype, found.covariance.shape[-1])
-    try:
-        return inv_sqrtm(found.covariance, eps=eps, solver=solver)
-    except (ValueError, RuntimeError) as error:
-        blame_features(x, name, error)
-        raise
+# Derived from running_covariance, and the copy of it that they were derived from; neither is part of the state.
+_DERIVED = ("whitening", "whitened_covariance")
+_STATISTICS = ("running_mean", "running_covariance", "running_whitening", *_DERIVED)
 
 
 class Transform(NamedTuple):
@@ -118,6 +52,9 @@ class _DecorrelatedBatchNorm(SVDLayer):
     running_whitening: Tensor | None
     num_batches_tracked: Tensor | None
     whitening: Tensor | None
+    whitened_covariance: Tensor | None
+    skipped_batches: Tensor | None
+    _version = 2  # as nn.BatchNorm: since then with num_batches_tracked
 
     def __init__(
         self,
@@ -129,9 +66,11 @@ class _DecorrelatedBatchNorm(SVDLayer):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
+        bias: bool = True,
         groups: int = 1,
         solver: Solver = _EIGH,
         average: str = "covariance",
+        nonfinite: str = "propagate",
         synchronize: bool = False,
         process_group: Any = None,
     ) -> None:
@@ -140,6 +79,9 @@ class _DecorrelatedBatchNorm(SVDLayer):
         check_count(num_features, f"{name}(num_features=...)", 1)
         check_groups(num_features, groups, name)
         check_choice(average, f"{name}(average=...)", ("covariance", "whitening"))
+        check_choice(nonfinite, f"{name}(nonfinite=...)", ("propagate", "raise"))
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(f"{name}(momentum=...) needs a number from 0 to 1, or None; got {momentum!r}.")
         self.num_features = num_features
         self.eps = check_not_negative(eps, f"{name}(eps=...)")
         self.momentum = momentum
@@ -147,33 +89,37 @@ class _DecorrelatedBatchNorm(SVDLayer):
         self.track_running_stats = track_running_stats
         self.groups = groups
         self.average = average
+        self.nonfinite = nonfinite
         self.synchronize = synchronize
         self.process_group = process_group
-        for parameter in ("weight", "bias"):
-            value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if affine else None
+        for parameter, wanted in (("weight", affine), ("bias", affine and bias)):
+            value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if wanted else None
             self.register_parameter(parameter, value)
-        self._whitened_from: object = None
+        self._whitened_with: object = None
+        self._warned = False
         self._register_statistics(device, at_least_float32(dtype or torch.get_default_dtype()))
         self.reset_parameters()
 
     def _register_statistics(self, device: Any, dtype: torch.dtype) -> None:
         size = self.num_features // self.groups
         for name in _STATISTICS:
-            self.register_buffer(name, None, persistent=name != "whitening")
+            self.register_buffer(name, None, persistent=name not in _DERIVED)
         self.register_buffer("num_batches_tracked", None)
+        self.register_buffer("skipped_batches", None, persistent=False)
         if not self.track_running_stats:
             return
         self.running_mean = torch.zeros(self.num_features, device=device, dtype=dtype)
         square = torch.eye(size, device=device, dtype=dtype).repeat(self.groups, 1, 1)
         if self.average == "covariance":
-            self.running_covariance, self.whitening = square, square.clone()
+            self.running_covariance, self.whitening, self.whitened_covariance = square, square.clone(), square.clone()
         else:
             self.running_whitening = square
         self.num_batches_tracked = torch.tensor(0, device=device)
+        self.skipped_batches = torch.tensor(0, device=device)
 
     def reset_running_stats(self) -> None:
         """Set the running mean to 0 and the running covariance, or whitening matrix, to the identity."""
-        if self.running_mean is None or self.num_batches_tracked is None:
+        if self.running_mean is None or self.num_batches_tracked is None or self.skipped_batches is None:
             return
         self.running_mean.zero_()
         size = self.num_features // self.groups
@@ -181,17 +127,21 @@ class _DecorrelatedBatchNorm(SVDLayer):
             if square is not None:
                 square.copy_(torch.eye(size, device=square.device, dtype=square.dtype))
         self.num_batches_tracked.zero_()
+        self.skipped_batches.zero_()
         if not self.training:
             self._refresh()
 
     def reset_parameters(self) -> None:
         """Reset the statistics, the weight to 1 and the bias to 0."""
         self.reset_running_stats()
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             nn.init.ones_(self.weight)
+        if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, fx.Proxy):
+            return as_leaf(self, x)
         x = check_features(x, type(self).__name__, self._dims, self.num_features)
         flat, layout = flatten(x.to(at_least_float32(x.dtype)))
         with without_autocast(x.device):
@@ -231,65 +181,101 @@ class _DecorrelatedBatchNorm(SVDLayer):
         synchronize = self.synchronize and self.training and several_processes(self.process_group)
         count = flat.shape[0] * flat.shape[2]
         if not synchronize:
-            _check_count(count, x.shape, name)
+            if count == 0:  # as nn.BatchNorm: nothing in, nothing out, and a gradient of zeros
+                return flat, self._combine(flat.new_zeros(self.num_features), self._identity(flat))
+            check_samples(count, x.shape, name)
+            self._warn_of_rank(count)
         flat, found = moments(flat, self.groups, self.process_group, synchronize=synchronize)
         if count < 2 and all_true(torch.as_tensor(found.samples) < 2):
-            _check_count(count, x.shape, name)
+            check_samples(count, x.shape, name)
+        if self.nonfinite == "raise":
+            check_moments(found, x, name)
         self._observe(found.covariance)
-        whitening = _whitening(found, x, self.eps, self.solver, name)
-        if self.training and self.running_mean is not None:
+        whitening = batch_whitening(found, x.dtype, self.eps, self.solver)
+        if self.training and self.track_running_stats:
             self._update(found, whitening)
         return flat, self._combine(found.mean, whitening)
 
+    def _identity(self, like: Tensor) -> Tensor:
+        size = self.num_features // self.groups
+        return torch.eye(size, device=like.device, dtype=like.dtype).repeat(self.groups, 1, 1)
+
+    def _warn_of_rank(self, count: int) -> None:
+        size = self.num_features // self.groups
+        if count > size or self._warned or not self.training or torch.compiler.is_compiling():
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self).__name__} got {count} samples (batch times positions) for groups of {size} channels: their "
+            "covariance is singular, and whitening moves all samples equally far apart, whatever they were. Use more "
+            "samples, or more groups.",
+            stacklevel=2,
+        )
+
     @torch.no_grad()
     def _update(self, found: Moments, whitening: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
+        """Average the running statistics with those of a batch, unless these are not finite in their dtype."""
+        if self.running_mean is None or self.num_batches_tracked is None or self.skipped_batches is None:
+            return
         pairs = [(self.running_mean, found.mean)]
         if self.running_covariance is not None:
             unbiased = found.samples / (found.samples - 1)
             pairs.append((self.running_covariance, found.covariance * unbiased))
         if self.running_whitening is not None:
             pairs.append((self.running_whitening, whitening))
+        pairs = [(running, new.to(running.dtype)) for running, new in pairs]
+        sound = are_finite(*(new for _, new in pairs))
+        self.num_batches_tracked.add_(sound)
+        self.skipped_batches.add_(~sound)
         for running, new in pairs:
-            share = self.num_batches_tracked.to(running.dtype).reciprocal() if self.momentum is None else self.momentum
-            running.lerp_(new.to(running.dtype), share)
+            share: Any = self.momentum
+            if share is None:
+                share = self.num_batches_tracked.clamp(min=1).to(running.dtype).reciprocal()
+            running.copy_(torch.lerp(running, torch.where(sound, new, running), share))
 
     def _running_whitening(self) -> Tensor:
         if self.running_whitening is not None:
             return self.running_whitening
-        # Exported and compiled graphs hold the stored matrix, not its eigendecomposition.
-        if not torch.compiler.is_compiling() and self._source() != self._whitened_from:
-            self._refresh()
+        if not torch.compiler.is_compiling():  # exported and compiled graphs hold the stored matrix
+            derived = self._is_derived()
+            if derived is None or (in_transform() and not derived):
+                return self._derive()  # tensors of torch.func must not be kept
+            if not derived:
+                self._refresh()
         assert self.whitening is not None
         return self.whitening
 
-    def _source(self) -> object:
-        """What the stored whitening matrix was computed from; unequal to itself where changes leave no trace."""
-        covariance = self.running_covariance
-        if covariance is None or covariance.is_inference():
-            return object()
-        return covariance.data_ptr(), covariance._version, self.eps, self.solver
+    def _is_derived(self) -> bool | None:
+        """Whether the stored whitening matrix is that of the running covariance; None where values cannot be read.
+
+        It compares values, since an in-place change through ``.data``, a NumPy view or a collective leaves no trace.
+        """
+        covariance, source = self.running_covariance, self.whitened_covariance
+        if covariance is None or source is None:
+            return True
+        if self._whitened_with != (self.eps, self.solver, covariance.dtype, covariance.device):
+            return False
+        return all_true((covariance == source) | (covariance.isnan() & source.isnan()))
+
+    def _derive(self) -> Tensor:
+        assert self.running_covariance is not None
+        owner = f"{type(self).__name__}({self.num_features})"
+        return stored_whitening(self.running_covariance.detach(), self.eps, self.solver, owner)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _refresh(self) -> None:
         """Store the whitening matrix of the running covariance, as a tensor that every mode can use."""
         covariance = self.running_covariance
-        if covariance is None or covariance.is_meta:
-            return
-        # The stored entries are rounded, so eigenvalues are known up to that fraction of the largest variance.
-        rounding = torch.finfo(covariance.dtype).eps * covariance.diagonal(dim1=-2, dim2=-1).amax(-1)
-        identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
-        ridged = covariance.double() + rounding.double()[:, None, None] * identity
-        self.whitening = inv_sqrtm(ridged, eps=self.eps, solver=self.solver).to(covariance.dtype)
-        self._whitened_from = self._source()
+        if covariance is not None:
+            self.whitening = self._derive()
+            self.whitened_covariance = covariance.detach().clone()
+            self._whitened_with = self.eps, self.solver, covariance.dtype, covariance.device
 
     def train(self, mode: bool = True) -> "_DecorrelatedBatchNorm":
         """Switch between training and evaluation; entering evaluation computes the whitening matrix once."""
         super().train(mode)
-        if not mode and self._source() != self._whitened_from:
+        if not mode and self._is_derived() is False:
             self._refresh()
         return self
 
@@ -303,9 +289,15 @@ class _DecorrelatedBatchNorm(SVDLayer):
                 self._buffers[name] = old.to(new.device)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
         state_dict = self._from_batchnorm(dict(state_dict), prefix)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        count = prefix + "num_batches_tracked"
+        if self.num_batches_tracked is not None and (local_metadata.get("version") or 0) < 2:
+            known = torch.tensor(0) if self.num_batches_tracked.is_meta else self.num_batches_tracked
+            state_dict.setdefault(count, known)  # a state from before it was counted, or a plain dict of tensors
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
         if not self.training:
             self._refresh()
 
@@ -326,6 +318,10 @@ class _DecorrelatedBatchNorm(SVDLayer):
         )
         if self.average != "covariance":
             text += f", average={self.average!r}"
+        if self.weight is not None and self.bias is None:
+            text += ", bias=False"
+        if self.nonfinite != "propagate":
+            text += f", nonfinite={self.nonfinite!r}"
         if self.synchronize:
             text += ", synchronize=True"
         return text
@@ -352,9 +348,13 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
 
     Mean and covariance take one pass in float64 and the whole map is one matrix product, with the memory of plain batch
     normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with `Eigh`). The
-    whitening matrix of evaluation is computed once, when the layer enters evaluation or its statistics change, and is
-    stored in the buffer ``whitening``, so that exported graphs hold no decomposition. Statistics stay in float32
-    under ``half()`` and ``bfloat16()``; half-precision features are whitened in float32.
+    whitening matrix of evaluation is computed when the layer enters evaluation and when its statistics have changed,
+    by whatever way, and is stored in the buffer ``whitening``, so that exported graphs hold no decomposition.
+    Statistics stay in float32 under ``half()`` and ``bfloat16()``; half-precision features are whitened in float32.
+
+    A batch with NaN or infinity makes the output NaN, as in ``nn.BatchNorm2d``, so that a gradient scaler skips the
+    step. The running statistics leave it out, and the buffer ``skipped_batches`` (not in the state) counts it; so they
+    do with a batch whose statistics overflow their dtype.
 
     Args:
         num_features: Number of channels C.
@@ -364,19 +364,26 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
         track_running_stats: Whether to keep running statistics; without them evaluation uses the batch too.
         device: Device of parameters and buffers.
         dtype: Dtype of parameters and, if it is not a half precision, of buffers.
+        bias: Whether the layer has ``bias``, where it has ``weight``.
         groups: Number of equal groups of channels, each whitened by itself. A group needs fewer samples.
         solver: How the inverse root is computed.
         average: What is averaged for evaluation. ``"covariance"`` keeps ``running_covariance`` ``(groups, C / groups,
             C / groups)``, unbiased as in ``nn.BatchNorm2d``. ``"whitening"`` keeps ``running_whitening``, as the
             authors of the paper do; with few samples its mean is biased, since :math:`E[P^{-1/2}] \neq E[P]^{-1/2}`.
+        nonfinite: What a batch with NaN or infinity does in training: ``"propagate"`` it to the output, or ``"raise"``.
         synchronize: Whether the batch is that of all processes, as in ``nn.SyncBatchNorm``; also set by
             `convert_sync`. It works on any backend, CPU included, and with batches of different sizes.
         process_group: The processes to synchronize with; None means all.
 
     Raises:
         TypeError: If ``solver`` is not a `Solver`, or the input is not a real floating-point tensor.
-        ValueError: If ``groups`` does not divide the channels, the input has another number of dimensions or channels,
-            one value per channel in training, or values that are not finite.
+        ValueError: If ``groups`` does not divide the channels, ``momentum`` is not a fraction, the input has another
+            number of dimensions or channels, one value per channel in training, or, with ``nonfinite="raise"``, values
+            that are not finite.
+
+    Warns:
+        UserWarning: Once, if a batch in training has no more samples than a group has channels; and if evaluation finds
+            a running covariance that is not finite or has negative eigenvalues.
 
     Accuracy:
         The output's covariance deviates from :math:`P (P + \varepsilon I)^{-1}`, which is the identity for

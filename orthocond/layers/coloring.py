@@ -3,12 +3,13 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from orthocond._checks import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
     Observer,
     SVDLayer,
+    as_leaf,
     blame_features,
     check_features,
     with_rank_tolerance,
@@ -158,6 +159,8 @@ class WhitenColor2d(SVDLayer):
         self.per = per
 
     def forward(self, content: Tensor, style: Tensor) -> Tensor:
+        if isinstance(content, fx.Proxy) or isinstance(style, fx.Proxy):
+            return as_leaf(self, content, style)
         check_features(content, "WhitenColor2d(content)", (4,))
         check_features(style, "WhitenColor2d(style)", (4,))
         arguments = (self.alpha, self.eps, self.per, self.solver, "WhitenColor2d", self._observe)

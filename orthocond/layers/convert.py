@@ -1,10 +1,13 @@
 """Turn the batch normalizations of a model into decorrelated ones, and those into synchronized ones."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from orthocond._checks import check_count
 from orthocond.layers.batchnorm import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
@@ -18,14 +21,18 @@ _TWINS: dict[type[nn.Module], type[_DecorrelatedBatchNorm]] = {
     nn.BatchNorm1d: DecorrelatedBatchNorm1d,
     nn.BatchNorm2d: DecorrelatedBatchNorm2d,
     nn.BatchNorm3d: DecorrelatedBatchNorm3d,
+    nn.SyncBatchNorm: DecorrelatedBatchNorm2d,
 }
+
+Names = str | Iterable[str] | Callable[[str, nn.Module], bool]
 
 
 def convert_batchnorm(
     module: nn.Module,
-    names: Iterable[str] | None = None,
+    names: Names | None = None,
     *,
-    groups: int = 1,
+    groups: int | Mapping[str, int] = 1,
+    group_size: int | None = None,
     solver: Solver = _EIGH,
     average: str = "covariance",
 ) -> nn.Module:
@@ -34,11 +41,19 @@ def convert_batchnorm(
     In evaluation the model computes the same as before, until training changes the statistics: the variances become a
     diagonal covariance. Weights and biases are the same objects, so an optimizer that owns them still does.
 
+    Layers of exactly the types ``nn.BatchNorm1d/2d/3d`` and ``nn.SyncBatchNorm`` are replaced. The latter, which does
+    not say how many dimensions it expects, becomes a `DecorrelatedBatchNorm2d` that is synchronized over the same
+    processes. A subclass may compute something else (an activation, for example), and hooks or parametrizations
+    belong to the old layer: where such layers are asked for by name that is an error, otherwise they stay as they are,
+    with a warning.
+
     Args:
-        module: A model, changed in place, or one ``nn.BatchNorm1d/2d/3d``.
-        names: Names of the layers to replace, as in ``module.named_modules()``; None takes all. The paper replaces
-            the one after the first convolution.
-        groups: As for `DecorrelatedBatchNorm2d`.
+        module: A model, changed in place, or one batch normalization.
+        names: The layers to replace: a name as in ``module.named_modules()``, several of them, or a predicate that is
+            called with name and layer; None takes all. The paper replaces the one after the first convolution.
+        groups: As for `DecorrelatedBatchNorm2d`, for all layers, or by name (1 for those that are not listed).
+        group_size: The largest number of channels of a group, in place of ``groups``: each layer gets the fewest equal
+            groups that are no larger.
         solver: As for `DecorrelatedBatchNorm2d`.
         average: As for `DecorrelatedBatchNorm2d`.
 
@@ -46,24 +61,20 @@ def convert_batchnorm(
         The model, or the new layer if ``module`` is itself a batch normalization.
 
     Raises:
-        ValueError: If a name is not that of a batch normalization, or there is none at all.
+        ValueError: If a name is not that of a batch normalization that can be replaced, there is none at all, or
+            ``groups`` and ``group_size`` do not fit.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
-        >>> convert_batchnorm(model, ["1"], groups=2)[1]
+        >>> convert_batchnorm(model, "1", groups=2)[1]
         DecorrelatedBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, groups=2,
         solver=Eigh(precision='auto', rank_tol=None))
     """
     modules = module.named_modules(remove_duplicate=False)
-    layers = {name: layer for name, layer in modules if isinstance(layer, tuple(_TWINS))}
-    wanted = list(layers) if names is None else list(names)
-    unknown = [name for name in wanted if name not in layers]
-    if unknown or not wanted:
-        raise ValueError(
-            f"convert_batchnorm needs names of BatchNorm1d/2d/3d layers; got {unknown or 'a model without any'}. "
-            f"The model has {sorted(layers) or 'none'}; convert before wrapping it or calling convert_sync_batchnorm."
-        )
-    twins = {layers[name]: _twin(layers[name], groups, solver, average) for name in wanted}
+    layers = {name: layer for name, layer in modules if isinstance(layer, _BatchNorm)}
+    wanted = _choose(layers, names)
+    by_name = _groups_by_name(groups, group_size, {name: layers[name] for name in wanted})
+    twins = {layers[name]: _twin(layers[name], by_name[name], solver, average) for name in wanted}
     if module in twins:
         return twins[module]
     for name, layer in layers.items():  # a layer that is used in several places is replaced in all of them
@@ -72,23 +83,79 @@ def convert_batchnorm(
     return module
 
 
+def _choose(layers: Mapping[str, nn.Module], names: Names | None) -> list[str]:
+    """The names of the layers to replace."""
+    if names is None or callable(names):
+        found = [name for name, layer in layers.items() if names is None or names(name, layer)]
+        obstacles = {name: obstacle for name in found if (obstacle := _obstacle(layers[name])) is not None}
+        wanted = [name for name in found if name not in obstacles]
+        if obstacles and wanted:
+            warnings.warn(f"convert_batchnorm leaves as they are: {_list(obstacles)}.", stacklevel=3)
+    else:
+        wanted = [names] if isinstance(names, str) else list(names)
+        unknown = {name: "no batch normalization" for name in wanted if name not in layers}
+        obstacles = unknown | {n: o for n in wanted if n in layers and (o := _obstacle(layers[n])) is not None}
+        wanted = [name for name in wanted if name not in obstacles] if not obstacles else []
+    if not wanted:
+        raise ValueError(
+            "convert_batchnorm needs BatchNorm1d/2d/3d or SyncBatchNorm layers; got "
+            f"{_list(obstacles) or 'none'}. The model has {sorted(layers) or 'no batch normalization'}."
+        )
+    return wanted
+
+
+def _list(obstacles: Mapping[str, str]) -> str:
+    return ", ".join(f"{name!r} ({obstacle})" for name, obstacle in obstacles.items())
+
+
+def _obstacle(layer: nn.Module) -> str | None:
+    """Why a batch normalization cannot be replaced without losing something; None if it can."""
+    if type(layer) not in _TWINS:
+        return f"{type(layer).__name__}, which may compute more than its base class"
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return "it has hooks: remove them first and register them anew" if any(hooks) else None
+
+
+def _groups_by_name(
+    groups: int | Mapping[str, int], group_size: int | None, layers: Mapping[str, Any]
+) -> dict[str, int]:
+    if group_size is not None:
+        check_count(group_size, "convert_batchnorm(group_size=...)", 1)
+        if groups != 1:
+            raise ValueError(f"convert_batchnorm needs groups or group_size, not both; got {groups} and {group_size}.")
+        return {name: _fewest_groups(layer.num_features, group_size) for name, layer in layers.items()}
+    if not isinstance(groups, Mapping):
+        return dict.fromkeys(layers, groups)
+    unknown = sorted(set(groups) - set(layers))
+    if unknown:
+        raise ValueError(f"convert_batchnorm(groups=...) names layers that are not replaced: {unknown}.")
+    return {name: groups.get(name, 1) for name in layers}
+
+
+def _fewest_groups(channels: int, size: int) -> int:
+    return next(g for g in range(1, channels + 1) if channels % g == 0 and channels // g <= size)
+
+
 def _twin(old: Any, groups: int, solver: Solver, average: str) -> _DecorrelatedBatchNorm:
-    kind = next(new for base, new in _TWINS.items() if isinstance(old, base))
     reference = next((t for t in (old.weight, old.running_mean) if t is not None), None)
-    new = kind(
+    new = _TWINS[type(old)](
         old.num_features,
         old.eps,
         old.momentum,
         old.affine,
-        old.track_running_stats,
+        old.running_mean is not None,
         None if reference is None else reference.device,
         None if reference is None else reference.dtype,
+        bias=old.bias is not None,
         groups=groups,
         solver=solver,
         average=average,
+        synchronize=type(old) is nn.SyncBatchNorm,
+        process_group=getattr(old, "process_group", None),
     )
     new.load_state_dict(old.state_dict())
     new.weight, new.bias = old.weight, old.bias
+    new.track_running_stats = old.track_running_stats
     new.train(old.training)
     return new
 

@@ -3,11 +3,12 @@
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from orthocond._checks import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
     SVDLayer,
+    as_leaf,
     blame_features,
     check_features,
     with_rank_tolerance,
@@ -138,6 +139,8 @@ class CovariancePool2d(SVDLayer):
         self.eps = check_not_negative(eps, "CovariancePool2d(eps=...)")
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, fx.Proxy):
+            return as_leaf(self, x)
         z = _centered(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
         if self.training and self.observer is not None:
             with torch.no_grad(), without_autocast(x.device):

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.forward_ad import unpack_dual
 
+from orthocond._checks import in_transform
 from orthocond._distributed import sum_across
 from orthocond.layers.base import add_affine_, affine
 
@@ -39,7 +41,9 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronize: bool 
     """
     count = x.shape[0] * x.shape[2]
     size = x.shape[1] // groups
-    if count or not synchronize:
+    if _needs_composed(x):
+        mean, covariance = _composed(x, groups)
+    elif count or not synchronize:
         x, mean, covariance = _Moments.apply(x, groups)
     else:  # a process without samples still takes part in the sum, and in its gradient
         mean = x.sum((0, 2), dtype=torch.float64)
@@ -52,6 +56,18 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronize: bool 
     samples, mean, raw = total[0].detach(), total[1 : 1 + len(mean)], total[1 + len(mean) :]
     mean = mean / samples
     return x, Moments(mean, raw.reshape(groups, size, size) / samples - _outer(mean, groups), samples)
+
+
+def _needs_composed(x: Tensor) -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is on, which need operations of torch."""
+    return not torch.compiler.is_compiling() and (in_transform() or unpack_dual(x).tangent is not None)
+
+
+def _composed(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    wide = x.double()
+    mean = wide.mean((0, 2))
+    z = (wide - mean.unsqueeze(-1)).transpose(0, 1).reshape(groups, x.shape[1] // groups, -1)
+    return mean, z @ z.mT / z.shape[-1]
 
 
 def _outer(mean: Tensor, groups: int) -> Tensor:

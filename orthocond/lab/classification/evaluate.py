@@ -1,11 +1,9 @@
 """How good a trained classifier is: on held-out images, with the statistics it has kept and with fresh ones."""
 
-import itertools
 import json
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,37 +14,26 @@ from orthocond.lab.restore import load_model
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.runs.metrics import json_safe
-from orthocond.layers import DecorrelatedBatchNorm2d
+from orthocond.layers import update_statistics
 from orthocond.monitor import diagnose
 
 _BATCHES = 32  # of training images, from which statistics are taken anew; no more than it was trained for
 _FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
 
 
-@torch.no_grad()
 def recalibrate(model: nn.Module, batches: Pipeline, count: int = _BATCHES) -> None:
-    """Take the running statistics of batch normalization, plain and decorrelated, anew with the weights as they are.
+    """Take the running statistics anew by `update_statistics`, and leave the model in evaluation mode.
 
     Running averages lag behind weights that move. That is nothing at the end of a long schedule, but after a short one
     it can outweigh what the weights themselves are worth, above all for whitening: a direction that has just left the
     null space of the running covariance is amplified by up to ``eps ** -0.5``.
 
     Args:
-        model: The model, changed in place and left in evaluation mode.
+        model: The model, changed in place.
         batches: Training images.
         count: Number of batches to average over.
     """
-    layers = [m for m in model.modules() if isinstance(m, (nn.BatchNorm2d, DecorrelatedBatchNorm2d))]
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the plain average of all batches
-    model.train()
-    device = next(model.parameters()).device
-    for images, _ in itertools.islice(batches.batches(), count):
-        model(images.to(device))
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
+    update_statistics(model, batches.batches(), batches=count)
     model.eval()
 
 
