@@ -22,9 +22,10 @@ from orthocond.lab.classification.presets import names, preset
 from orthocond.lab.classification.task import evaluate, load_data, pipeline, prepare, train
 from orthocond.lab.data import Pipeline
 from orthocond.lab.experiments import read_config
-from orthocond.lab.launch import launch, open_or_create
+from orthocond.lab.launch import launch
 from orthocond.lab.methods import NAMES, parts
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import open_or_create
 from orthocond.layers import DecorrelatedBatchNorm2d
 
 

@@ -9,8 +9,8 @@ import pytest
 from orthocond.cli import main
 from orthocond.lab import demo as module
 from orthocond.lab.classification.presets import preset
-from orthocond.lab.launch import find_runs
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import find_runs
 
 
 @pytest.fixture(scope="module")

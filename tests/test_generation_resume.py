@@ -16,8 +16,8 @@ from gan_helpers import eigen, tiny
 
 from orthocond.lab.generation.config import GanObjective
 from orthocond.lab.generation.task import train
-from orthocond.lab.launch import open_or_create
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import open_or_create
 
 # One thread, as in this process: the number of threads changes the order of sums.
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}

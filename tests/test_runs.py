@@ -93,7 +93,10 @@ def test_not_a_run(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is not a run: it has no config\.json"):
         Run.open(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+    with pytest.raises(ValueError, match=r"config\.json is not a JSON object .*line 1 column 2"):
+        Run.open(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json is not a JSON object"):
         Run.open(tmp_path)
     with pytest.raises(TypeError, match="instance of a dataclass"):
         Run.create(tmp_path, "a", [1])
@@ -226,8 +229,8 @@ def test_half_a_line(run, continued):
 def test_a_damaged_line_is_named(run):
     filled(run, [1])
     with (run.path / "metrics.jsonl").open("ab") as f:
-        f.write(b"\x00\x00\n{}\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not JSON"):
+        f.write(b"3\n\x00\x00\n{}\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not a JSON object: b'3'"):
         run.metrics()
     Run.open(run.path).resume()
     assert [m["step"] for m in run.metrics()] == [1]
@@ -365,12 +368,13 @@ def test_metrics_are_on_the_disk_before_the_checkpoint_counts(run, monkeypatch):
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(os, "replace", record_replace)
     run.save({}, 1)
-    tensors, text = (f".{file(run, 1, kind).name}.tmp" for kind in ("safetensors", "json"))
-    assert events == [
+    tensors, text = (f".{file(run, 1, kind).name}" for kind in ("safetensors", "json"))
+    assert [re.sub(r"\.[0-9a-f]{12}\.tmp", "", event) for event in events] == [
         "metrics.jsonl",
         "times.jsonl",
         *(tensors, "replace .safetensors", "checkpoints"),
         *(text, "replace .json", "checkpoints"),
+        *(".status.json", "replace .json", run.path.name),
     ]
 
 

@@ -37,7 +37,7 @@ def table(
         quiet: Show no progress.
     """
     from orthocond.lab.display import Display
-    from orthocond.lab.launch import name_of
+    from orthocond.lab.runs.finding import name_of
     from orthocond.lab.tables import catalog as tables
 
     names = tables.names()

@@ -139,7 +139,7 @@ def _no_preset(resume: bool) -> str:
 
 def _train(config: Config, runs: Path, resume: str | None, root: str | None, tracker: str | None, quiet: bool) -> int:
     from orthocond.lab.display import Display
-    from orthocond.lab.launch import name_of
+    from orthocond.lab.runs.finding import name_of
 
     run, made = None, False
     if resume == LAST:

@@ -6,55 +6,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from orthocond.lab.experiments import EVALUATION, Config, assess, read_config, train
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import is_finished, open_or_create
 
 _REPORT_EVERY = 5  # steps between lines that a process sends to the one that watches it
-
-
-def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Config]]:
-    """The trainings in a folder, in the order of their numbers; other folders are passed over."""
-    folder = Path(root)
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (path / "config.json").is_file():
-            run = Run.open(path)
-            try:
-                yield run, read_config(run.config)
-            except (TypeError, ValueError):
-                continue
-
-
-def is_finished(run: Run) -> bool:
-    """Whether a training has reached its end."""
-    return run.status.state == "finished"
-
-
-def name_of(config: Config) -> str:
-    """The name of a run's folder, without its number.
-
-    Example:
-        >>> from orthocond.lab.classification.config import Classification, Method
-        >>> name_of(Classification(method=Method("nog+olr", olr="paper"), seed=3))
-        'dbn-sprites-small-nog+olr-paper-seed3'
-    """
-    method = config.method
-    form = f"-{method.olr}" if "olr" in method.name and method.olr != "exact" else ""
-    form += f"-{method.nog_of}" if "nog" in method.name and method.nog_of != "gradient" else ""
-    return f"{config.preset}-{method.name}{form}-seed{config.seed}"
-
-
-def open_or_create(root: str | PathLike[str], config: Config) -> Run:
-    """The run of a configuration: the last one in the folder that has it, or a new one."""
-    same = [run for run, other in find_runs(root) if other == config]
-    return same[-1] if same else Run.create(root, name_of(config), config)
 
 
 @dataclass(frozen=True)
@@ -172,4 +135,4 @@ if __name__ == "__main__":
     sys.exit(_main(sys.argv[1:]))
 
 
-__all__ = ["Outcome", "find_runs", "is_finished", "launch", "name_of", "open_or_create"]
+__all__ = ["Outcome", "launch"]

@@ -30,15 +30,17 @@ class Checkpoint:
         state: The tree that was saved.
         skipped: Why newer ones were not used; empty if this is the newest.
         sizes: Bytes that the files of metrics had, by name.
+        config: The configuration of the run that saved it; None if it was saved by a version that did not store it.
     """
 
     step: int
     state: Any
     skipped: tuple[str, ...]
     sizes: dict[str, int]
+    config: dict[str, Any] | None = None
 
 
-def save(folder: Path, state: object, step: int, sizes: dict[str, int]) -> None:
+def save(folder: Path, state: object, step: int, sizes: dict[str, int], config: dict[str, Any]) -> None:
     """Write a checkpoint, then remove all but it and the one before.
 
     Those of later steps are removed too: they belong to a course of the run that was given up.
@@ -56,11 +58,14 @@ def save(folder: Path, state: object, step: int, sizes: dict[str, int]) -> None:
         "step": step,
         "tensors": {"file": name, "bytes": len(data), "sha256": digest},
         "files": sizes,
+        "config": config,
         "state": skeleton,
     }
     path = folder / f"{step:010d}.json"
     text = dump_json({"sha256": hashlib.sha256(dump_json(body)).hexdigest(), "body": body})
     try:
+        if not folder.exists():  # copies of a run often lose empty folders
+            folder.mkdir()
         write_atomically(folder / name, data)
         write_atomically(path, text)
     except OSError:
@@ -113,7 +118,13 @@ def parse(text: bytes, data: bytes, skipped: list[str]) -> Checkpoint:
     """The checkpoint in bytes that `read` returned."""
     body = json.loads(text)["body"]
     state = unpack(body["state"], load_tensors(data))
-    return Checkpoint(body["step"], state, tuple(skipped), body["files"])
+    return Checkpoint(body["step"], state, tuple(skipped), body["files"], body.get("config"))
+
+
+def remove_all(folder: Path) -> None:
+    """Remove every checkpoint; the folder is there afterwards."""
+    folder.mkdir(exist_ok=True)
+    _remove(folder, keep=[], newest="")
 
 
 class _DamagedError(Exception):

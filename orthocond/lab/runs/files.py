@@ -4,7 +4,11 @@ import contextlib
 import errno
 import os
 import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 _REMEDIES = {
     errno.ENOSPC: "The disk is full: free some space, then resume.",
@@ -15,13 +19,43 @@ _REMEDIES = {
 }
 
 
+_PATIENCE = 60.0  # seconds that a process waits for another one that reads, changes and writes a file
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process or thread at a time work on the files of a folder; the others wait. The folder is made.
+
+    The system takes the lock back when a process ends, however it ends.
+
+    Raises:
+        OSError: If the folder cannot be written.
+        RuntimeError: If another process holds the lock for a minute.
+    """
+    path = folder / ".lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        lock.acquire(_PATIENCE)
+    except Timeout as error:
+        raise RuntimeError(
+            f"Another process has worked on {folder} for {_PATIENCE:g} seconds; wait until it ends, or stop it."
+        ) from error
+    except OSError as error:
+        raise explained(error, path, 0) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that at any moment, even after a power cut, there is the old one or the new one, whole.
 
     Raises:
         OSError: If it cannot be written; what was there before is untouched, and the text says what to do.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # each writer has its own
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -33,6 +67,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise explained(error, path, len(data)) from error
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what writers that were killed have left. Only for one who holds the lock of the folder."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: bytes) -> None:

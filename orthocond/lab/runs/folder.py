@@ -6,16 +6,25 @@ import re
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 from warnings import warn
 
 from orthocond._checks import check_count
-from orthocond.lab.config import to_json
+from orthocond.lab.config import config_diff, to_json
 from orthocond.lab.runs import checkpoint, ranks, status
 from orthocond.lab.runs.checkpoint import Checkpoint
-from orthocond.lab.runs.files import append_line, drop_half_line, explained, sync, truncate, write_atomically
+from orthocond.lab.runs.files import (
+    append_line,
+    drop_half_line,
+    explained,
+    remove_temporaries,
+    sync,
+    truncate,
+    write_atomically,
+)
 from orthocond.lab.runs.metrics import encode_line, json_safe, read_lines
 from orthocond.lab.runs.state import dump_json
 from orthocond.lab.runs.status import State, Status
@@ -124,10 +133,14 @@ class Run:
                 raise FileNotFoundError(f"{path} is not a run: it has no {_CONFIG}. Pass the folder of one run.")
             return file.read_bytes()
 
+        text = ranks.from_rank_0(read)
         try:
-            return cls(Path(path), json.loads(ranks.from_rank_0(read)))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file} is not JSON ({error}); restore it, or start a new run.") from error
+            config = json.loads(text)
+            if not isinstance(config, dict):
+                raise ValueError(f"it holds {text[:40]!r}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} is not a JSON object ({error}); restore it, or start a new run.") from error
+        return cls(Path(path), config)
 
     @property
     def checkpoints(self) -> Path:
@@ -173,7 +186,9 @@ class Run:
             check_count(step, "Run.set_status(step=...)", 0)
         if ranks.rank() == 0:
             self._claim()
-            status.write(self.path, state, self.status.step if step is None else step, message)
+            before = self.status
+            saved = self._saved if self._saved >= 0 else None
+            status.write(self.path, Status(state, before.step if step is None else step, message, saved))
 
     # Metrics
 
@@ -259,8 +274,9 @@ class Run:
             files = [p for name in (_METRICS, _TIMES) if (p := self.path / name).exists()]
             for file in files:
                 sync(file)
-            checkpoint.save(self.checkpoints, state, step, {p.name: p.stat().st_size for p in files})
+            checkpoint.save(self.checkpoints, state, step, {p.name: p.stat().st_size for p in files}, self.config)
             self._saved = step
+            status.write(self.path, replace(self.status, step=step, saved=step))
             return b""
 
         ranks.from_rank_0(write)
@@ -271,7 +287,8 @@ class Run:
         A truncated or damaged one is found by its hash; the one before it is used, with a warning that says so.
 
         Raises:
-            RuntimeError: If there are checkpoints and none is good, or one is of a newer version.
+            RuntimeError: If there are checkpoints and none is good, if one is of a newer version, or if it was saved
+                with another configuration; the text names the settings that differ.
         """
 
         def read() -> bytes:
@@ -289,20 +306,41 @@ class Run:
         size, skipped = json.loads(message[8:start])
         for reason in skipped if ranks.rank() == 0 else ():
             warn(reason, RuntimeWarning, stacklevel=2)
-        return checkpoint.parse(message[start : start + size], message[start + size :], skipped)
+        found = checkpoint.parse(message[start : start + size], message[start + size :], skipped)
+        if found.config is not None and (changes := config_diff(found.config, self.config)):
+            raise RuntimeError(
+                f"The checkpoint of step {found.step} in {self.checkpoints} was saved with another configuration than "
+                f"{_CONFIG} has: put back the one that belongs there, or start a new run. From the checkpoint's to "
+                f"{_CONFIG}:\n{changes}"
+            )
+        return found
 
-    def resume(self) -> Checkpoint | None:
-        """The newest good checkpoint, as `load`; what was logged after it is cut, all of it if there is none.
+    def resume(self, *, restart: bool = False) -> Checkpoint | None:
+        """The newest good checkpoint, as `load`; what was logged after it is cut, all of it if there is none yet.
+
+        A run that had a checkpoint and has none any more is not begun again silently.
+
+        Args:
+            restart: Begin again: all checkpoints and metrics of the run are removed, and the result is None.
 
         Raises:
-            RuntimeError: As `load`; if metrics from before the checkpoint are missing; if another process writes to
-                the run.
+            RuntimeError: As `load`; if metrics from before the checkpoint, or all checkpoints, are missing; if another
+                process writes to the run.
             OSError: If the folder is read-only.
         """
-        found = self.load()
+
+        def prepare() -> bytes:
+            self._lock()
+            if restart:
+                checkpoint.remove_all(self.checkpoints)
+            return b""
+
+        ranks.from_rank_0(prepare)
+        found = None if restart else self.load()
 
         def cut() -> bytes:
-            self._lock()
+            if found is None and not restart:
+                self._check_beginning()
             for name in (_METRICS, _TIMES):
                 _cut(self.path / name, found.sizes.get(name, 0) if found else 0)
             self._claim()
@@ -310,17 +348,31 @@ class Run:
             for reason in found.skipped if found else ():
                 self.note(reason)
             self.note(f"Resumed after step {found.step}." if found else "Started from the beginning.")
+            if found is not None and found.config is None:
+                self.note("The checkpoint does not say which configuration it belongs to; it was taken as it is.")
             self.set_status("running", found.step if found else 0)
             return b""
 
         ranks.from_rank_0(cut)
         return found
 
+    def _check_beginning(self) -> None:
+        """Refuse to begin where there was a checkpoint, or, without a record of that, where there are metrics."""
+        recorded = status.read(self.path)
+        lost = self.metrics() if recorded is None else recorded.saved is not None
+        if lost:
+            raise RuntimeError(
+                f"{self.checkpoints} is empty, but the run has been trained: its checkpoints are missing. Put them "
+                "back, or start a new run. To train this one from the beginning, and lose its metrics, delete "
+                f"{self.path} or call Run.resume(restart=True)."
+            )
+
     def _claim(self) -> None:
         """Before the first change: lock the folder, cut lines that were not finished, go on with the clock."""
         if self._claimed:
             return
         self._lock()
+        remove_temporaries(self.path)
         for name in (_METRICS, _TIMES, _LOG):
             drop_half_line(self.path / name)
         self._saved = max(checkpoint.steps(self.checkpoints), default=-1)
@@ -368,7 +420,7 @@ def _make_folder(root: Path, name: str, config: dict[str, Any]) -> Path:
     except OSError as error:
         raise explained(error, root / name, len(text)) from error
     write_atomically(reserved / _CONFIG, text)
-    status.write(reserved, "created", 0)
+    status.write(reserved, Status("created"))
     return reserved.rename(root / f"{number:05d}-{name}")
 
 

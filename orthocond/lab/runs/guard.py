@@ -19,7 +19,7 @@ from orthocond.lab.runs.status import State
 from orthocond.matrix import solver_failures
 from orthocond.matrix.spectra import spectrum
 
-_ECHO = 1.0  # seconds; torchrun passes a Ctrl-C on to processes that have got it from the terminal already
+_ECHO = 1.0  # seconds in which torchrun passes a Ctrl-C on to processes that have got it from the terminal already
 _LISTED = 5  # names in a diagnosis, before "and so many more"
 
 
@@ -30,10 +30,11 @@ class Guard:
     FloatingPointError (that of `check`, or your own), ``failed`` after another error. After its last step the loop
     writes ``run.set_status("finished", step)`` itself.
 
-    The first Ctrl-C (SIGINT) or SIGTERM sets a flag that `should_stop` reads at the end of the step; one that comes a
-    second later or more acts as without guard, so a second Ctrl-C aborts at once. `exit_code` is then 128 plus the
-    number of the signal, as shells have it: 130 after Ctrl-C, 143 after SIGTERM. Under torch.distributed all ranks
-    stop at the same step, even if only one was asked; they all have to call `check` and `should_stop`.
+    The first Ctrl-C (SIGINT) or SIGTERM sets a flag that `should_stop` reads at the end of the step; a second one
+    aborts at once. (Under torchrun it has to come a second later: torchrun passes the first one on, so that it comes
+    twice.) `exit_code` is then 128 plus the number of the signal, as shells have it: 130 after Ctrl-C, 143 after
+    SIGTERM. Under torch.distributed all ranks stop at the same step, even if only one was asked; they all have to call
+    `check` and `should_stop`.
 
     Args:
         run: The run whose last good checkpoint and log a diagnosis names.
@@ -78,7 +79,8 @@ class Guard:
         self._monitor = monitor
         self._signals = tuple(signals)
         self._previous: dict[signal.Signals, Any] = {}
-        self._received = 0
+        self._received = 0  # the signal that came to this process; only the handler changes it
+        self._agreed = 0  # the signal for which all ranks stop
         self._since = 0.0
         self._step: int | None = None
         self._process = os.getpid()
@@ -92,21 +94,22 @@ class Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._restore()
-        if kind is None and self._received:
-            self._run.set_status("stopped", self._step, f"Stopped by {signal.Signals(self._received).name}")
+        if kind is None and self.exit_code:
+            self._run.set_status("stopped", self._step, f"Stopped by {signal.Signals(self.exit_code - 128).name}")
         elif kind is not None:
             with contextlib.suppress(OSError):  # of a full disk, which must not hide the error that ended the loop
                 self._run.set_status(*_ending(kind, error, self._step))
 
     @property
     def exit_code(self) -> int:
-        """0, or 128 plus the number of the signal that `should_stop` has reported."""
-        return 128 + self._received if self._received else 0
+        """0, or 128 plus the number of the signal that has come, also if it came after the last `should_stop`."""
+        number = self._agreed or self._received
+        return 128 + number if number else 0
 
     def should_stop(self) -> bool:
         """Whether to save and end now: a signal has come, on this rank or another."""
-        self._received = ranks.largest(self._received)
-        return self._received != 0
+        self._agreed = ranks.largest(self._received)  # a signal meanwhile is seen after the next step
+        return self._agreed != 0
 
     def check(self, step: int, loss: Tensor | float) -> None:
         """Stop if the loss is not finite, on this rank or another. Reads the loss from the device.
@@ -149,12 +152,12 @@ class Guard:
         return "\n  ".join(lines)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._since:
-            if time.monotonic() - self._since >= _ECHO:
-                self._restore()
-                # Not by raising the signal again: a shell starts background processes with Ctrl-C ignored.
-                raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-            return
+        if self._received:
+            if "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self._since < _ECHO:
+                return
+            self._restore()
+            # Not by raising the signal again: a shell starts background processes with Ctrl-C ignored.
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self._received, self._since = number, time.monotonic()
         if os.getpid() == self._process:  # not in the worker processes of a data loader, which inherit this
             os.write(2, b"\nStopping after this step; the state will be saved. Once more aborts at once.\n")

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,6 +11,7 @@ from orthocond.lab.runs.files import write_atomically
 
 State = Literal["created", "running", "stopped", "finished", "diverged", "failed"]
 FILE = "status.json"
+_SAVED = (int, type(None))
 _BEGIN = re.compile(r"Started from the beginning\.|Resumed after step \d+\.")
 _NOT_FINITE = re.compile(r"The loss is \S+ at step \d+")
 
@@ -32,27 +33,28 @@ class Status:
         state: One of these words.
         step: The last step that was known when the record was written.
         message: Why it stopped, diverged or failed, in one line; empty otherwise.
+        saved: The step of its last checkpoint; None if it has none.
         updated: When the record was written, as UTC time in ISO 8601; empty for folders that have no record.
     """
 
     state: State
     step: int = 0
     message: str = ""
+    saved: int | None = None
     updated: str = ""
 
 
-def write(folder: Path, state: State, step: int, message: str = "") -> None:
-    """Replace the record in a run folder.
+def write(folder: Path, status: Status) -> None:
+    """Replace the record in a run folder, with the present time.
 
     Raises:
         ValueError: If there is no such state.
         OSError: If it cannot be written; the record is then as before.
     """
-    if state not in get_args(State):
-        raise ValueError(f"A run's state needs one of {', '.join(get_args(State))}; got {state!r}.")
+    if status.state not in get_args(State):
+        raise ValueError(f"A run's state needs one of {', '.join(get_args(State))}; got {status.state!r}.")
     updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    text = json.dumps(asdict(Status(state, step, message, updated)), indent=2)
-    write_atomically(folder / FILE, text.encode() + b"\n")
+    write_atomically(folder / FILE, json.dumps(asdict(replace(status, updated=updated)), indent=2).encode() + b"\n")
 
 
 def read(folder: Path) -> Status | None:
@@ -68,12 +70,10 @@ def read(folder: Path) -> Status | None:
         return None
     try:
         status = Status(**json.loads(text))
+        if status.state not in get_args(State) or type(status.step) is not int or type(status.saved) not in _SAVED:
+            raise ValueError(f"it holds {text[:80]!r}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it, and the status follows from the metrics.") from error
-    if status.state not in get_args(State) or type(status.step) is not int:
-        raise ValueError(
-            f"{path} is damaged (state {status.state!r}); delete it, and the status follows from the metrics."
-        )
     return status
 
 

@@ -13,8 +13,9 @@ from orthocond.lab.experiments import Config
 from orthocond.lab.generation import tables as generation
 from orthocond.lab.generation.config import GanData
 from orthocond.lab.generation.task import load_images
-from orthocond.lab.launch import launch, name_of
+from orthocond.lab.launch import launch
 from orthocond.lab.progress import Progress
+from orthocond.lab.runs.finding import name_of
 from orthocond.lab.tables.records import Record, gather, keep
 from orthocond.lab.tables.table import Given, Table
 

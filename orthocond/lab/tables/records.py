@@ -3,17 +3,19 @@
 import contextlib
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from orthocond.lab.config import to_json
 from orthocond.lab.experiments import EVALUATION, Config, read_config
-from orthocond.lab.launch import find_runs
 from orthocond.lab.runs import Run
-from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.runs.files import locked, remove_temporaries, write_atomically
+from orthocond.lab.runs.finding import find_runs
 from orthocond.lab.runs.metrics import from_json_safe, json_safe
 
 _DIGITS = 6  # of each number; enough for a tenth of an image in ten thousand, and a third of the space of all
@@ -56,17 +58,30 @@ class Record:
 
 
 def read_run(run: Run, config: Config) -> Record:
-    """The record of a run folder; the run is only read."""
+    """The record of a run folder; the run is only read.
+
+    Raises:
+        ValueError: If a file is damaged; the text names it.
+    """
     lines = run.metrics()
     for line, timing in zip(lines, run.times(), strict=False):  # a process may be writing the last one
         line |= {key: value for key, value in timing.items() if key not in ("step", "seconds")}
     status = run.status
-    file = run.path / EVALUATION
-    evaluation = _rounded(from_json_safe(json.loads(file.read_text()))) if file.is_file() else None
+    stopped = status.message if status.state == "diverged" else None
     metrics = [_rounded(line) for line in lines]
-    return Record(
-        run.path.name, config, metrics, status.message if status.state == "diverged" else None, evaluation, run.path
-    )
+    return Record(run.path.name, config, metrics, stopped, _read_evaluation(run.path / EVALUATION), run.path)
+
+
+def _read_evaluation(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it and evaluate the run again.") from error
+    return dict(_rounded(from_json_safe(values)))
 
 
 def _rounded(value: Any) -> Any:
@@ -80,7 +95,9 @@ def _rounded(value: Any) -> Any:
 def gather(
     configs: Sequence[Config], runs: str | PathLike[str], out: str | PathLike[str]
 ) -> tuple[dict[Config, Record], dict[Config, Record]]:
-    """What there is of some trainings: of each the newest run that has ended, else its kept copy.
+    """What there is of some trainings: for each the newest run that has ended, else its kept copy.
+
+    A run with a damaged file is left out with a warning that names the file.
 
     Args:
         configs: The trainings.
@@ -91,7 +108,16 @@ def gather(
         Records from run folders, and records from kept copies, of those that have ended.
     """
     wanted = set(configs)
-    found = {c: r for run, c in find_runs(runs) if c in wanted and (r := read_run(run, c)).usable}
+    found = {}
+    for run, config in find_runs(runs):
+        if config in wanted:
+            try:
+                record = read_run(run, config)
+            except ValueError as error:
+                warn(f"A run was left out: {error}", RuntimeWarning, stacklevel=2)
+                continue
+            if record.usable:
+                found[config] = record
     kept = {r.config: r for r in read_kept(out) if r.config in wanted and r.config not in found and r.usable}
     return found, kept
 
@@ -115,28 +141,36 @@ def read_kept(out: str | PathLike[str]) -> Iterator[Record]:
 def keep(records: Iterable[Record], out: str | PathLike[str]) -> None:
     """Add compact copies of trainings to a folder of results, in one file for each preset and scale.
 
-    A copy replaces the one of an equal configuration; others stay. Equal contents are equal bytes.
+    A copy replaces the one of an equal configuration; others stay. Equal contents are equal bytes. Processes that keep
+    copies in the same folder at the same time wait for each other, so that none is lost.
 
     Raises:
         ValueError: If a file that is there is damaged.
         OSError: If the disk is full or read-only; files are then as before.
+        RuntimeError: If another process holds the folder's lock for a minute.
     """
     files: dict[Path, list[Record]] = {}
     for record in records:
         name = f"{record.config.preset}-{record.config.scale}.jsonl.gz"
         files.setdefault(Path(out) / "runs" / name, []).append(record)
     for path, new in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = {_key(line["config"]): line for line in _read_lines(path)} if path.exists() else {}
-        for record in new:
-            config = to_json(record.config)
-            metrics = json_safe(record.metrics, "metrics")
-            line = {"run": record.name, "config": config, "stopped": record.stopped, "metrics": metrics}
-            if record.evaluation is not None:
-                line["evaluation"] = json_safe(record.evaluation, "evaluation")
-            lines[_key(config)] = line
-        text = "".join(json.dumps(lines[key], separators=(",", ":")) + "\n" for key in sorted(lines))
-        write_atomically(path, gzip.compress(text.encode(), mtime=0))
+        with locked(path.parent):
+            remove_temporaries(path.parent)
+            _merge(path, new)
+
+
+def _merge(path: Path, new: Iterable[Record]) -> None:
+    """Write what a file of copies has, with new ones."""
+    lines = {_key(line["config"]): line for line in _read_lines(path)} if path.exists() else {}
+    for record in new:
+        config = to_json(record.config)
+        metrics = json_safe(record.metrics, "metrics")
+        line = {"run": record.name, "config": config, "stopped": record.stopped, "metrics": metrics}
+        if record.evaluation is not None:
+            line["evaluation"] = json_safe(record.evaluation, "evaluation")
+        lines[_key(config)] = line
+    text = "".join(json.dumps(lines[key], separators=(",", ":")) + "\n" for key in sorted(lines))
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
 
 
 def _key(config: dict[str, Any]) -> str:
@@ -148,6 +182,12 @@ def _key(config: dict[str, Any]) -> str:
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
-    except (OSError, EOFError, ValueError) as error:
+        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+        if not lines:
+            raise ValueError("it is empty")
+        for number, line in enumerate(lines, 1):
+            if not isinstance(line, dict) or not line.keys() >= {"run", "config", "stopped", "metrics"}:
+                raise ValueError(f"line {number} is no training")
+    except (OSError, EOFError, ValueError, zlib.error, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); restore it, or delete it and make the table again.") from error
+    return lines

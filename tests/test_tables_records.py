@@ -1,0 +1,71 @@
+"""Kept copies of trainings: nothing is lost when several tables write, and damage is named."""
+
+import gzip
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from orthocond.lab.classification.config import Method
+from orthocond.lab.classification.presets import preset
+from orthocond.lab.runs import Run
+from orthocond.lab.tables import records
+
+
+def _config(name, seed):
+    return replace(preset("dbn-cifar100-resnet50"), method=Method(name), seed=seed)
+
+
+def _train(root, config):
+    run = Run.create(root, "run", config)
+    run.log(1, error=80.0, finished=True)
+    (run.path / "evaluation.json").write_text(json.dumps({"recalibrated_error": 75}))
+    run.set_status("finished", 1)
+    return run
+
+
+def test_tables_that_keep_at_the_same_time_lose_nothing(tmp_path, monkeypatch):
+    """Threads stand for processes: the lock knows no difference."""
+    read, barrier = records._read_lines, threading.Barrier(4)
+
+    def slow(path):
+        lines = read(path)
+        time.sleep(0.05)
+        return lines
+
+    monkeypatch.setattr(records, "_read_lines", slow)
+
+    def keep(seed):
+        config = _config("ow", seed)
+        record = records.Record("run", config, [{"step": 1, "finished": True}])
+        barrier.wait()
+        records.keep([record], tmp_path)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(keep, range(4)))
+    assert sorted(record.config.seed for record in records.read_kept(tmp_path)) == [0, 1, 2, 3]
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.suffix == ".tmp"] == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "times.jsonl", "evaluation.json", "status.json"])
+def test_a_damaged_run_is_named_and_the_others_go_on(tmp_path, name):
+    configs = [_config("ow", seed) for seed in range(2)]
+    runs = [_train(tmp_path / "runs", config) for config in configs]
+    (runs[0].path / name).write_bytes(b"garbage\n")
+    with pytest.warns(RuntimeWarning, match=f"A run was left out: .*{runs[0].path.name}/{name}"):
+        found, kept = records.gather(configs, tmp_path / "runs", tmp_path / "out")
+    assert (list(found), kept) == ([configs[1]], {})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", gzip.compress(b""), b"garbage", gzip.compress(b"[]\n"), gzip.compress(b"{}\n"), gzip.compress(b"x")[:-9]],
+)
+def test_a_damaged_file_of_copies_is_named(tmp_path, content):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.jsonl.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz is damaged .*restore it"):
+        list(records.read_kept(tmp_path))
