@@ -259,8 +259,7 @@ def test_state_is_restored_bit_for_bit(training):
 def test_state_is_restored_after_an_error():
     model = stem().eval()
     state = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="finite"):
-        diagnose(model, X * math.nan, lambda y: y.mean())
+    diagnose(model, X * math.nan, lambda y: y.mean())
     with pytest.raises(ZeroDivisionError):
         diagnose(model, X, lambda y: 1 / 0)
     assert not any(m.training for m in model.modules())
@@ -376,8 +375,8 @@ def test_nothing_to_improve():
     model = chain(nn.Linear(4, 4))
     nn.init.orthogonal_(model[0].weight)
     found = diagnose(model, torch.randn(64, 4), lambda y: y.square().mean())
-    assert str(found).endswith("Nothing to improve was found.")
-    assert found.to_markdown().endswith("Nothing to improve was found.")
+    assert "\n\nNothing to improve was found.\n\nChecked: " in str(found)
+    assert "\n\nNothing to improve was found.\n\nChecked: " in found.to_markdown()
 
 
 # Output
@@ -435,7 +434,7 @@ def test_batches():
 @pytest.mark.parametrize(
     ("given", "loss_fn", "error", "text"),
     [
-        (3, F.mse_loss, TypeError, r"a tensor, \(inputs, targets\) or a dictionary; got int"),
+        (3, F.mse_loss, TypeError, r"a dictionary or a loader of them; got int"),
         ((X, X, X), F.mse_loss, ValueError, "got 3 items"),
         ({"a": X, "b": X}, F.mse_loss, ValueError, "forward takes image, scale, labels, and 'a', 'b' are left"),
         (torch.randn(9, 4), F.cross_entropy, TypeError, r"loss_fn\(output\), as the batch has no target"),
@@ -443,7 +442,7 @@ def test_batches():
         (torch.randn(9, 4), lambda y: y, ValueError, r"one number .* got a tensor of shape \(9, 2\)"),
         (torch.randn(9, 4), lambda y: y.mean().item(), ValueError, "got float"),
         (torch.randn(9, 4), lambda y: y.mean().detach(), ValueError, "do not detach"),
-        (torch.randn(9, 4), None, TypeError, "needs a function"),
+        (torch.randn(9, 4), 3, TypeError, "needs a function"),
     ],
 )
 def test_errors(given, loss_fn, error, text):

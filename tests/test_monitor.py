@@ -274,16 +274,16 @@ def test_a_matrix_that_is_not_finite_stops_nothing():
 
 
 def test_records_wait_and_are_settled_in_time(monkeypatch):
-    from orthocond.monitor import facts
+    from orthocond.monitor import deferred_spectra
 
     model = Net()
     with ConditionMonitor(model, layers=["white"]) as monitor:
         train(model)
         assert monitor._history[0]["rank"] is None  # not computed in the step
-        monkeypatch.setattr(facts, "_WAITING", 0)
+        monkeypatch.setattr(deferred_spectra, "_LIMIT", 0)
         train(model, steps=1)
         assert monitor._history[0]["rank"] == 18
-    assert not monitor._facts._jobs
+    assert not monitor._spectra._pending
 
 
 # Export
@@ -340,6 +340,34 @@ def test_tensorboard():
     monitor.to_tensorboard(writer)
     assert writer["conditioning/white/rank", 2] == 18
     assert writer["conditioning/white/eta", 1] == monitor.history[2]["eta"]
+
+
+def test_tensorboard_gets_only_what_is_new():
+    model, writer, other = Net(), Writer(), Writer()
+    with ConditionMonitor(model, layers=["white"]) as monitor:
+        for step in range(3):
+            train(model, steps=1)
+            monitor.to_tensorboard(writer)
+            assert {s for _, s in writer} == {step}
+            writer.clear()
+        monitor.to_tensorboard(writer)
+        assert not writer
+        monitor.to_tensorboard(other)  # another writer has nothing yet, nor has another name
+        monitor.to_tensorboard(writer, prefix="again")
+    assert {s for _, s in other} == {s for _, s in writer} == {0, 1, 2}
+    monitor.history.to_tensorboard(whole := Writer())
+    assert whole == other
+
+
+def test_html():
+    monitor = history()
+    html = monitor.history._repr_html_()
+    assert html.count("<tr>") == 3
+    assert '<td style="text-align: left">white</td>' in html
+    assert "0 to 2" in html
+    assert "http" not in html
+    assert "&lt;i&gt;" in History([monitor.history[0] | {"layer": "<i>"}])._repr_html_()
+    assert History()._repr_html_() == "<div>No records.</div>"
 
 
 def test_plot_draws_each_run_on_a_logarithmic_axis(tmp_path):

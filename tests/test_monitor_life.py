@@ -68,6 +68,18 @@ def test_start_stop_and_again():
     assert repr(monitor) == "ConditionMonitor of white, pool, every=1, 2 steps, stopped"
 
 
+def test_a_loop_that_may_end_early_stops_without_a_warning():
+    model = Net()
+    monitor = ConditionMonitor(model).start()
+    model(images())
+    monitor.stop(warn=False)  # warnings are errors here
+    assert model.white.observer is None
+    monitor.start()
+    model(images())
+    with pytest.warns(RuntimeWarning, match=r"Call monitor.step"):
+        monitor.stop()
+
+
 def test_several_monitors_and_an_observer_of_ones_own():
     model = Net()
     own = []

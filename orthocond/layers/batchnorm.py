@@ -35,6 +35,16 @@ _DERIVED = ("whitening", "whitened_covariance")
 _STATISTICS = ("running_mean", "running_covariance", "running_whitening", *_DERIVED)
 
 
+def _diagonal_blocks(covariance: Tensor, groups: int) -> Tensor:
+    """Covariances ``(k, n, n)`` of more groups, if k divides them; else as they are."""
+    parts, rest = divmod(groups, len(covariance))
+    size = covariance.shape[-1] // parts if parts else 0
+    if rest or parts < 2 or size * parts != covariance.shape[-1]:
+        return covariance
+    blocks = covariance.reshape(-1, parts, size, parts, size).diagonal(dim1=1, dim2=3)
+    return blocks.movedim(-1, 1).reshape(groups, size, size)
+
+
 class Transform(NamedTuple):
     """The affine map ``matrix @ x + offset`` of the channels: ``(groups, C / groups, C / groups)`` and ``(C,)``."""
 
@@ -302,13 +312,16 @@ class _DecorrelatedBatchNorm(SVDLayer):
             self._refresh()
 
     def _from_batchnorm(self, state: dict[str, Any], prefix: str) -> dict[str, Any]:
-        """Accept the state of an ``nn.BatchNorm``: its variances become a diagonal covariance."""
+        """Accept the state of an ``nn.BatchNorm``, whose variances are a diagonal, and of a layer with fewer groups."""
         if prefix + "running_var" in state and self.running_mean is not None:
             variance = state.pop(prefix + "running_var")
             name, diagonal = "running_covariance", variance
             if self.average == "whitening":
                 name, diagonal = "running_whitening", (variance + self.eps).rsqrt()
             state[prefix + name] = torch.diag_embed(diagonal.reshape(self.groups, -1))
+        covariance = state.get(prefix + "running_covariance")
+        if covariance is not None and self.running_covariance is not None:
+            state[prefix + "running_covariance"] = _diagonal_blocks(covariance, self.groups)
         return state
 
     def extra_repr(self) -> str:

@@ -1,15 +1,17 @@
 """What happens to the conditioning of a model, in training and at one look (paper: the conditioning figures)."""
 
+from orthocond.monitor.condition_monitor import ConditionMonitor
+from orthocond.monitor.data_flow import PreSVDLayer, pre_svd_layer
 from orthocond.monitor.diagnosing import diagnose
-from orthocond.monitor.diagnosis import Advice, Diagnosis, LayerDiagnosis
+from orthocond.monitor.diagnosis import Advice, Decomposition, Diagnosis, Failure, LayerDiagnosis
 from orthocond.monitor.history import History
-from orthocond.monitor.monitor import ConditionMonitor
-from orthocond.monitor.trace import PreSVDLayer, pre_svd_layer
 
 __all__ = [
     "Advice",
     "ConditionMonitor",
+    "Decomposition",
     "Diagnosis",
+    "Failure",
     "History",
     "LayerDiagnosis",
     "PreSVDLayer",

@@ -1,14 +1,19 @@
 """What would help a layer, in plain words and as a line of code."""
 
+import ast
+import inspect
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d, SVDLayer
-from orthocond.matrix import Eigh, NewtonSchulz, Pade, Taylor
+from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.monitor.diagnosis import Advice, LayerDiagnosis, number
+from orthocond.monitor.operations import DecompositionCall
 from orthocond.weights._common import CONVOLUTIONS
 
 # Condition numbers from which advice is given. At 100 the approximate inverse roots are off by 30 % and more, and the
@@ -21,13 +26,17 @@ _WHITE = 2.0
 # Columns of the weight up to which a running metric costs little: it decomposes their covariance in each forward.
 _COLUMNS = 256
 
+# Names under which torch has eigenvectors.
+_DECOMPOSITIONS = ("eigh", "eig", "svd", "svd_lowrank", "pca_lowrank")
+
 _WHITENINGS = (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d)
 
-Fed = tuple[LayerDiagnosis, nn.Module, str]
+# Facts, module and expression of an SVD layer.
+FedLayer = tuple[LayerDiagnosis, nn.Module, str]
 
 
 def advise(
-    row: LayerDiagnosis, module: nn.Module, path: str, source: str | None, fed: Sequence[Fed]
+    row: LayerDiagnosis, module: nn.Module, path: str, source: str | None, fed: Sequence[FedLayer], groups: int = 1
 ) -> Iterator[Advice]:
     """What would help one layer.
 
@@ -37,9 +46,12 @@ def advise(
         path: Expression for it.
         source: Expression for its input, if that is the input of the model.
         fed: Facts, module and expression of the SVD layers whose Pre-SVD layer it is.
+        groups: Blocks of rows of a weight that is given by itself, not as a module.
     """
     if row.size is None:
         yield Advice("The batch did not pass through it.")
+    elif row.rank is None:
+        yield Advice("Its covariance is not finite.")
     elif row.rank == 0:
         yield Advice("Its covariance is zero: all samples are the same, so nothing reaches the layers after it.")
     elif isinstance(module, SVDLayer):
@@ -50,7 +62,48 @@ def advise(
         yield from _of_gradient(row, path)
     elif row.weight_condition is not None and row.weight_condition > _HIGH_WEIGHT:
         text = f"Its weight has condition number {number(row.weight_condition)}; a penalty brings it down."
-        yield Advice(text, f"loss = loss + 1e-2 * oc.orthogonality_loss({path})")
+        blocks = f", groups={groups}" if groups > 1 else ""
+        yield Advice(text, f"loss = loss + 1e-2 * oc.orthogonality_loss({path}{blocks})")
+
+
+def advise_decomposition(found: DecompositionCall) -> Iterator[Advice]:
+    """The line that replaces a call of ``eigh`` or ``svd``, and the layer if there is one."""
+    call = found.call
+    text = f"The gradient of {call.operation}" + (f" ({call.location})" if call.location else "")
+    text += " divides by differences of eigenvalues."
+    size = min(found.shape[-2:])
+    if found.ties:
+        rank = f" (rank {found.rank} of {size})" if found.rank is not None and found.rank < size else ""
+        text += f" {found.ties} of {found.matrices} matrices have equal ones{rank}, where it is NaN or noise."
+    matrix = _argument(call.source)
+    ridge = f", eps={found.ridge:g}" if found.ridge else ""
+    if found.shape[-1] != found.shape[-2]:
+        yield Advice(f"{text} The nearest orthogonal matrix U Vᵀ without it:", f"oc.polar({matrix})")
+    elif found.power == -0.5:
+        layer = f" As a layer it is oc.DecorrelatedBatchNorm2d({size})." if found.matrices == 1 else ""
+        yield Advice(f"{text}{layer} The inverse root with the exact gradient:", f"oc.inv_sqrtm({matrix}{ridge})")
+    elif found.power == 0.5:
+        layer = " As a layer it is oc.CovariancePool2d()." if len(found.shape) > 2 else ""
+        yield Advice(f"{text}{layer} The root with the exact gradient:", f"oc.sqrtm({matrix}{ridge})")
+    else:
+        text += f" oc.sqrtm({matrix}) and oc.inv_sqrtm({matrix}) have the exact one, if it is a root that you compute."
+        yield Advice(text)
+
+
+def _argument(source: str | None) -> str:
+    """The matrix that a line of code decomposes, as written there."""
+    try:
+        tree = ast.parse(source or "")
+    except SyntaxError:  # one line of several
+        return "cov"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _DECOMPOSITIONS:
+            whole = ast.unparse(node.func.value)
+            of_torch = whole in ("torch", "torch.linalg", "linalg", "LA", "th", "th.linalg")
+            if of_torch and node.args:
+                return ast.unparse(node.args[0])
+            return whole if not of_torch else "cov"
+    return "cov"
 
 
 def _of_svd_layer(row: LayerDiagnosis, module: SVDLayer, path: str) -> Iterator[Advice]:
@@ -67,7 +120,7 @@ def _of_svd_layer(row: LayerDiagnosis, module: SVDLayer, path: str) -> Iterator[
         yield Advice(text, f"{path}.solver = oc.Eigh()")
 
 
-def _of_rank(row: LayerDiagnosis, module: nn.Module, fed: Sequence[Fed]) -> Iterator[Advice]:
+def _of_rank(row: LayerDiagnosis, module: nn.Module, fed: Sequence[FedLayer]) -> Iterator[Advice]:
     if row.rank is None or row.size is None or row.rank == row.size or all(svd.rank == svd.size for svd, _, _ in fed):
         return
     bound, why = _bound(row, module)
@@ -78,10 +131,34 @@ def _of_rank(row: LayerDiagnosis, module: nn.Module, fed: Sequence[Fed]) -> Iter
     groups = _groups(row.size, row.rank)
     for _, svd, path in fed:
         if isinstance(svd, _WHITENINGS) and svd.num_features == row.size and groups > svd.groups:
-            line = f"{path} = oc.{type(svd).__name__}({row.size}, groups={groups})"
-            yield Advice(f"{text} Groups of channels can have full rank:", line)
+            yield Advice(f"{text} Groups of channels can have full rank:", _regrouped(svd, path, groups))
             return
     yield Advice(text)
+
+
+def _regrouped(layer: Any, path: str, groups: int) -> str:
+    """Code that puts a layer with more groups in the place of this one, with its settings and what it has learned."""
+    settings = [str(layer.num_features)]
+    for name, parameter in inspect.signature(type(layer)).parameters.items():
+        if name in ("num_features", "groups", "process_group", "device", "dtype") or (
+            name == "bias" and not layer.affine
+        ):
+            continue
+        value = layer.bias is not None if name == "bias" else getattr(layer, name)
+        if value != parameter.default:
+            settings.append(f"{name}={'oc.' if isinstance(value, Solver) else ''}{value!r}")
+    like = next((t for t in (layer.weight, layer.running_mean) if t is not None), torch.empty(0))
+    if like.device.type != "cpu":
+        settings.append(f"device={str(like.device)!r}")
+    if like.dtype != torch.get_default_dtype():
+        settings.append(f"dtype={like.dtype}")
+    made = f"oc.{type(layer).__name__}({', '.join([*settings, f'groups={groups}'])})" + (
+        "" if layer.training else ".eval()"
+    )
+    untrained = layer.num_batches_tracked is not None and int(layer.num_batches_tracked) == 0
+    if untrained or layer.average != "covariance":
+        return f"{path} = {made}"
+    return f"regrouped = {made}\nregrouped.load_state_dict({path}.state_dict())\n{path} = regrouped"
 
 
 def _bound(row: LayerDiagnosis, module: nn.Module) -> tuple[int, str]:
@@ -134,6 +211,8 @@ def _columns(module: nn.Module) -> int | None:
 def _of_gradient(row: LayerDiagnosis, path: str) -> Iterator[Advice]:
     if row.gradient_condition is None:
         yield Advice("Its weight has no gradient: it is frozen, or the loss does not depend on it.")
+    elif math.isnan(row.gradient_condition):
+        yield Advice("Its gradient is not finite.")
     elif row.gradient_condition > _HIGH:
         text = f"Its gradient has condition number {number(row.gradient_condition)}; the nearest orthogonal one has 1:"
         yield Advice(text, f"oc.treat({path}, optimizer, gradient=oc.NearestOrthogonal(), lr=oc.OptimalLR())")

@@ -1,34 +1,30 @@
 """`diagnose`: one look at every layer of a model, which of them are ill-conditioned, and what would help."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but missing from the stubs
 
 from orthocond._checks import check_not_negative
-from orthocond.layers import CovariancePool2d, SVDLayer, WhitenColor2d
-from orthocond.matrix import matrix_view
-from orthocond.matrix.spectra import Spectrum, singular_spectrum, spectrum
-from orthocond.monitor.advice import advise
-from orthocond.monitor.diagnosis import Diagnosis, LayerDiagnosis
-from orthocond.monitor.facts import gram_matrices, summary
-from orthocond.monitor.features import channels_of, covariance_of, feature_tolerance
-from orthocond.monitor.run import call, split_batch, undisturbed
-from orthocond.monitor.trace import WEIGHT_LAYERS, PreSVDLayer, Trace, named_layers, path_of, unwrap
-from orthocond.weights._common import groups_of
-
-# Ridge for layers that have none of their own: that of torch's normalization layers.
-_EPS = 1e-5
+from orthocond.layers import SVDLayer
+from orthocond.monitor.advice import advise, advise_decomposition
+from orthocond.monitor.data_flow import WEIGHT_LAYERS, FlowTrace
+from orthocond.monitor.diagnosis import Decomposition, Diagnosis, Failure
+from orthocond.monitor.layer_names import named_layers, path_of, unwrap
+from orthocond.monitor.layer_probe import LayerProbe
+from orthocond.monitor.model_call import call, first_batch, split_batch, undisturbed
+from orthocond.monitor.operations import Call, OperationLog, tensors_in
 
 
 def diagnose(
     model: nn.Module,
     batch: Any,
-    loss_fn: Callable[..., Tensor],
+    loss_fn: Callable[..., Tensor] | None = None,
     *,
     eps: float | None = None,
 ) -> Diagnosis:
@@ -37,7 +33,11 @@ def diagnose(
     For each linear layer, convolution and SVD layer: condition number of its weight; rank, :math:`\kappa(P +
     \varepsilon I)` and :math:`\kappa` on the range of the covariance P of its output channels, or, for an SVD layer, of
     the covariance that it decomposes; condition number of the gradient; and which SVD layer it feeds (see
-    `pre_svd_layer`).
+    `pre_svd_layer`). The projections of ``nn.MultiheadAttention`` count as layers too.
+
+    If values are not finite, the result says where that begins: layer, torch function, file and line, in the forward or
+    in the backward. Calls of ``torch.linalg.eigh`` and ``svd`` that autograd differentiates are listed with the line
+    that replaces them.
 
     The model runs in training mode. Afterwards its modes, gradients, buffers (running statistics, power iterations),
     and the random state of torch and Python are bit for bit as before, and no optimizer or hook of a gradient is
@@ -47,19 +47,22 @@ def diagnose(
         model: Any model; also inside DistributedDataParallel or torch.compile, which are left out.
         batch: A tensor; ``(inputs, targets)``; or a dictionary, of which ``forward`` gets what it has arguments for,
             and ``"target"``, ``"targets"``, ``"label"``, ``"labels"`` or ``"y"`` is the target otherwise. Inputs that
-            are a tuple or dictionary are unpacked into the call. A batch as large as in training gives the ranks of
-            training.
-        loss_fn: ``loss_fn(output, target)``, or ``loss_fn(output)`` if the batch has no target.
+            are a tuple or dictionary are unpacked into the call. A loader gives its first batch, on the device of the
+            model. A batch as large as in training gives the ranks of training.
+        loss_fn: ``loss_fn(output, target)``, or ``loss_fn(output)`` if the batch has no target. None takes the output
+            if it is one number, its entry ``loss`` if it has one, and otherwise a combination of the outputs with fixed
+            random coefficients, so that there are gradients to look at.
         eps: Ridge in the condition numbers of covariances; None takes that of each SVD layer, and 1e-5 elsewhere.
 
     Returns:
-        A `Diagnosis`: ``print`` it, or take ``rows``, ``to_markdown()`` or ``to_json()``. Of a layer that is called
-        several times the last call counts.
+        A `Diagnosis`: ``print`` it, or take ``failures``, ``rows``, ``decompositions``, ``to_markdown()`` or
+        ``to_json()``. The last call counts if a layer is called several times.
 
     Raises:
         TypeError: If an argument is of the wrong kind, or ``loss_fn`` does not fit the batch.
-        ValueError: If the batch cannot be divided into inputs and target, the model has no such layers, the loss is not
-            one number, or activations are not finite.
+        ValueError: If the batch cannot be divided into inputs and target, the model has no parameters, or the loss is
+            not one number. Errors of the model itself pass through, but those that follow from values that are not
+            finite, and decompositions that do not converge, are part of the result.
 
     Accuracy:
         Covariances are accumulated in float64. Variances below 1e-12 of the largest (for half precision, the square of
@@ -83,118 +86,123 @@ def diagnose(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"diagnose needs a torch.nn.Module; got {type(model).__name__}.")
-    if not callable(loss_fn):
-        raise TypeError(f"diagnose needs a function loss_fn(output, target); got {type(loss_fn).__name__}.")
+    if loss_fn is not None and not callable(loss_fn):
+        raise TypeError(f"diagnose needs a function loss_fn(output, target) or None; got {type(loss_fn).__name__}.")
     if eps is not None:
         check_not_negative(eps, "diagnose(eps=...)")
     inner = unwrap(model)
-    inputs, target = split_batch(inner, batch, "diagnose")
-    layers = {name: m for name, m in named_layers(inner).items() if isinstance(m, (*WEIGHT_LAYERS, SVDLayer))}
-    if not layers:
-        raise ValueError("diagnose needs a model with linear layers, convolutions or SVD layers; this one has none.")
-    looks = {name: _Look(name, m, _ridge(m, eps)) for name, m in layers.items()}
-    svd = {name: m for name, m in layers.items() if isinstance(m, SVDLayer)}
-    with undisturbed(inner), Trace(inner, svd) as trace:
-        handles = [look.attach(trace) for look in looks.values()]
-        try:
-            loss = _loss(loss_fn, call(inner, inputs), target)
-        finally:
-            for handle in handles:
-                handle.remove()
-        _take_gradients(loss, looks)
-    rows = {name: look.row() for name, look in looks.items()}
-    for svd_name, found in trace.found.items():
-        rows[svd_name] = replace(rows[svd_name], fed_by=tuple(layer.name for layer in found))
+    if not any(True for _ in inner.parameters()):
+        raise ValueError("diagnose needs a model with parameters; this one has none.")
+    probes = {probe.name: probe for probe in _probes(inner, eps)}
+    svd = {name: probe.module for name, probe in probes.items() if isinstance(probe.module, SVDLayer)}
+    log = OperationLog(inner)
+    with undisturbed(inner):
+        given = first_batch(inner, batch)
+        inputs, target = split_batch(inner, given, "diagnose")
+        failures = list(_broken_before(inner, inputs))
+        with FlowTrace(inner, svd) as trace:
+            handles = [probe.attach(trace) for probe in probes.values()]
+            try:
+                with log:
+                    loss, error = _loss(loss_fn, call(inner, inputs), target), None
+            except Exception as raised:
+                if not (failures or log.nan or log.infinity or isinstance(raised, LinAlgError)):
+                    raise
+                loss, error = None, raised
+            finally:
+                for handle in handles:
+                    handle.remove()
+        if not failures and (loss is None or not loss.isfinite()):
+            failures += _forward_failures(log, error)
+        if loss is not None and loss.isfinite():
+            parameters = [p for p in inner.parameters() if p.requires_grad]
+            gradients = dict(zip(map(id, parameters), log.gradients(loss, parameters), strict=True))
+            if log.broken_gradient is not None:
+                what = "NaN" if any(g is not None and g.isnan().any() for g in gradients.values()) else "infinity"
+                failures.append(Failure(what, "backward", **vars(log.broken_gradient)))
+            for probe in probes.values():
+                probe.gradient = gradients.get(id(probe.parameter()))
+    rows = {name: probe.row() for name, probe in probes.items()}
+    for name, found in trace.found.items():
+        rows[name] = replace(rows[name], fed_by=tuple(layer.row_name for layer in found))
     for name, row in rows.items():
         rows[name] = replace(row, feeds=tuple(s for s in svd if name in rows[s].fed_by and name not in svd))
-    source = _expression(batch, inputs)
-    for name, look in looks.items():
-        fed = [(rows[s], layers[s], path_of(model, s)) for s in rows[name].feeds]
-        start = source if look.first else None
-        rows[name] = replace(
-            rows[name], advice=tuple(advise(rows[name], look.module, path_of(model, name), start, fed))
+    source = _expression(batch, given, inputs)
+    for name, probe in probes.items():
+        fed = [(rows[s], svd[s], path_of(model, s)) for s in rows[name].feeds]
+        start = source if probe.first else None
+        advice = advise(rows[name], probe.module, probe.path(model), start, fed, probe.blocks)
+        rows[name] = replace(rows[name], advice=tuple(advice))
+    decompositions = tuple(
+        Decomposition(
+            **vars(found.call),
+            shape=found.shape,
+            matrices=found.matrices,
+            ties=found.ties,
+            advice=tuple(advise_decomposition(found)),
         )
-    return Diagnosis(tuple(rows.values()), float(loss.detach()))
+        for found in log.decompositions
+    )
+    value = math.nan if loss is None else float(loss.detach())
+    checked = _checked(len(probes), bool(svd), bool(decompositions), loss_fn is not None)
+    return Diagnosis(tuple(rows.values()), value, tuple(failures), decompositions, checked)
 
 
-@dataclass
-class _Look:
-    """One layer, and what the forward and backward showed of it."""
-
-    name: str
-    module: nn.Module
-    eps: float
-    covariances: Tensor | None = None
-    samples: int = 0
-    dtype: torch.dtype = torch.float32
-    first: bool = False  # whether its input is the model's
-    gradient: Tensor | None = None
-
-    def attach(self, trace: Trace) -> Any:
-        """Watch the next forwards; returns a handle to end it."""
-
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            x = next((a for a in args if isinstance(a, Tensor)), output)
-            self.first = x.grad_fn in trace.inputs
-            self.dtype, self.samples = output.dtype, _samples(module, x, output)
-            if not isinstance(module, SVDLayer):
-                self.observe(covariance_of(module, output))
-
-        if isinstance(self.module, SVDLayer):
-            self.module.observer = self.observe
-        return self.module.register_forward_hook(after)
-
-    def observe(self, covariance: Tensor) -> None:
-        """Take the covariance of this forward."""
-        self.covariances = covariance.reshape(-1, *covariance.shape[-2:])
-
-    def parameter(self) -> Tensor | None:
-        """The parameter of which the gradient is taken."""
-        return None if isinstance(self.module, SVDLayer) else PreSVDLayer(self.name, self.module).parameter()
-
-    def row(self) -> LayerDiagnosis:
-        """The facts."""
-        facts: dict[str, Any] = {"kind": parametrize.type_before_parametrizations(self.module).__name__}
-        groups = groups_of(self.module)
-        if not isinstance(self.module, SVDLayer):
-            weight = PreSVDLayer(self.name, self.module).weight()
-            found = _singular(weight, groups)
-            facts |= {"weight_shape": tuple(weight.shape), "weight_rank": int(found.rank.median())}
-            facts |= {"weight_condition": float(found.condition.median())}
-        if self.covariances is not None:
-            found = spectrum(self.covariances, eps=self.eps, rank_tol=feature_tolerance(self.dtype))
-            facts |= {"size": found.size, "samples": self.samples, "rank": int(found.rank.median()), "eps": self.eps}
-            facts |= {key: float(getattr(found, key).nanmedian()) for key in ("condition", "condition_on_range")}
-        if self.gradient is not None:
-            found = _singular(self.gradient, groups)
-            facts |= {"gradient_rank": int(found.rank.median()), "gradient_condition": float(found.condition.median())}
-        return LayerDiagnosis(name=self.name, **facts)
+def _probes(model: nn.Module, eps: float | None) -> Iterator[LayerProbe]:
+    """What to look at: SVD layers, and the weights of linear layers, convolutions and attention."""
+    attention: dict[int, nn.MultiheadAttention] = {}  # by the id of its output projection, whose forward nobody calls
+    for name, module in named_layers(model).items():
+        if isinstance(module, nn.MultiheadAttention):
+            attention[id(module.out_proj)] = module
+            for attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                if getattr(module, attribute) is not None:
+                    yield LayerProbe(name, module, attribute, eps, attention=module)
+        elif isinstance(module, (*WEIGHT_LAYERS, SVDLayer)):
+            yield LayerProbe(name, module, "weight", eps, attention=attention.get(id(module)))
 
 
-def _samples(module: nn.Module, x: Tensor, output: Tensor) -> int:
-    """How many samples one covariance has."""
-    if isinstance(module, CovariancePool2d) or (isinstance(module, WhitenColor2d) and module.per == "image"):
-        return x[0, 0].numel()
-    if isinstance(module, SVDLayer):
-        return x[:, 0].numel()
-    return output.numel() // channels_of(module, output)
+def _broken_before(model: nn.Module, inputs: Any) -> Iterator[Failure]:
+    """Parameters, buffers and inputs that are not finite before the forward."""
+    named = [("parameter", name, t) for name, t in (*model.named_parameters(), *model.named_buffers())]
+    named += [("batch", "its inputs", t) for t in tensors_in(inputs)]
+    for stage, name, tensor in named:
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            yield Failure("NaN" if tensor.isnan().any() else "infinity", stage, name)
 
 
-def _ridge(module: nn.Module, eps: float | None) -> float:
-    if eps is not None:
-        return float(eps)
-    return float(getattr(module, "eps", 0.0)) if isinstance(module, SVDLayer) else _EPS
+def _forward_failures(log: OperationLog, error: Exception | None) -> Iterator[Failure]:
+    """Where the forward stopped being finite, the cause before what followed from it."""
+    if log.infinity is not None:
+        yield Failure("infinity", "forward", **vars(log.infinity))
+    if log.nan is not None:
+        yield Failure("NaN", "forward", **vars(log.nan))
+    elif error is not None and log.infinity is None:
+        kind = type(error).__name__.lstrip("_")
+        yield Failure(f"{kind}: {error}", "forward", **vars(log.failed or Call(kind, "", None, None)))
 
 
-def _singular(tensor: Tensor, groups: int) -> Spectrum:
-    """The spectrum of a weight or gradient; by Gram matrices, ten times as fast, where they lose nothing."""
-    if tensor.dtype == torch.float64:
-        return singular_spectrum(matrix_view(tensor, groups))
-    gram, tol = gram_matrices(tensor, groups)
-    return summary(torch.linalg.eigvalsh(gram).clamp(min=0).sqrt(), 0.0, tol)
+def _stand_in(output: Any) -> Tensor:
+    """A loss for models that are diagnosed without one."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    values = list(output.values()) if isinstance(output, Mapping) else output
+    tensors = [t for t in tensors_in(values) if t.is_floating_point() and t.requires_grad]
+    if not tensors:
+        raise ValueError(
+            f"diagnose needs an output that depends on the parameters; got {type(output).__name__} without one. Pass a "
+            "loss_fn that makes one number of it."
+        )
+    if len(tensors) == 1 and tensors[0].numel() == 1:
+        return tensors[0]
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(t.shape, generator=generator).to(t) for t in tensors]
+    return torch.stack([(t * w).mean() for t, w in zip(tensors, weights, strict=True)]).sum()
 
 
-def _loss(loss_fn: Callable[..., Tensor], output: Any, target: Any) -> Tensor:
+def _loss(loss_fn: Callable[..., Tensor] | None, output: Any, target: Any) -> Tensor:
+    if loss_fn is None:
+        return _stand_in(output)
     arguments = (output,) if target is None else (output, target)
     try:
         inspect.signature(loss_fn).bind(*arguments)
@@ -213,20 +221,28 @@ def _loss(loss_fn: Callable[..., Tensor], output: Any, target: Any) -> Tensor:
     return loss
 
 
-def _take_gradients(loss: Tensor, looks: dict[str, _Look]) -> None:
-    """Differentiate without touching ``.grad``, nor the hooks that wait for it."""
-    pairs = [(look, p) for look in looks.values() if (p := look.parameter()) is not None and p.requires_grad]
-    gradients = torch.autograd.grad(loss.sum(), [p for _, p in pairs], allow_unused=True) if pairs else ()
-    for (look, _), gradient in zip(pairs, gradients, strict=True):
-        look.gradient = gradient
-
-
-def _expression(batch: Any, inputs: Any) -> str | None:
+def _expression(batch: Any, given: Any, inputs: Any) -> str | None:
     """How to write the input tensor in terms of the batch; None if it is not one tensor."""
     if not isinstance(inputs, Tensor):
         return None
-    if isinstance(batch, Tensor):
-        return "batch"
-    if isinstance(batch, dict):
-        return next(f"batch[{key!r}]" for key, value in batch.items() if value is inputs)
-    return "batch[0]"
+    name = "batch" if batch is given or isinstance(batch, Mapping) else "next(iter(loader))"
+    if isinstance(given, Tensor):
+        return name
+    if isinstance(given, dict):
+        return next(f"{name}[{key!r}]" for key, value in given.items() if value is inputs)
+    return f"{name}[0]"
+
+
+def _checked(layers: int, has_svd: bool, decomposes: bool, has_loss: bool) -> str:
+    """What was looked at and what was not, where that is not the whole."""
+    parts = []
+    if not has_svd:
+        rest = "" if decomposes else ", nor differentiates through eigh or svd"
+        parts.append(
+            "Checked: whether all values are finite, forward and backward; weight, output covariance and gradient of "
+            f"{layers} layer{'' if layers == 1 else 's'}. The model has no SVD layer of orthocond{rest}, so no "
+            "covariance that a layer decomposes was checked, and a large κ of the outputs needs no cure by itself."
+        )
+    if not has_loss:
+        parts.append("No loss_fn was given: κ gradient is that of a stand-in for the loss.")
+    return "\n".join(parts)

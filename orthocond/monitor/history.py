@@ -7,6 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
+from orthocond._html import paragraph, table
+
 Path_ = str | PathLike[str]
 Record = dict[str, Any]
 
@@ -20,6 +22,16 @@ KEYS = (
     *(f"gradient_{quantity}" for quantity in QUANTITIES),
     *("eta", "olr_occurrence", "solver_failures"),
 )
+
+
+# What a notebook shows of each layer.
+_SHOWN = {
+    "rank": "rank",
+    "condition": "κ(+eps)",
+    "condition_on_range": "κ on range",
+    "weight_condition": "κ weight",
+    "gradient_condition": "κ gradient",
+}
 
 
 class ScalarWriter(Protocol):
@@ -52,9 +64,21 @@ class History(list[Record]):
     ``solver_failures``     Decompositions that did not converge since the start
     ======================  ==========================================================================================
 
-    Of several matrices the first five are medians (the lower one of two), and with ``_worst`` appended the least
-    favorable: the least rank and smallest eigenvalue, the most of the others. What does not apply is None.
+    The first five are medians (the lower one of two) where there are several matrices. With ``_worst`` appended they
+    are the least favorable: the least rank and smallest eigenvalue, the most of the others. What does not apply is
+    None.
     """
+
+    def _repr_html_(self) -> str:
+        """The first and last record of each layer, for notebooks."""
+        if not self:
+            return paragraph("No records.")
+        rows = []
+        for layer in self.layers():
+            columns = self.columns(layer)
+            steps = columns["step"]
+            rows.append([layer, f"{steps[0]} to {steps[-1]}", *(_first_and_last(columns[key]) for key in _SHOWN)])
+        return table(["layer", "steps", *_SHOWN.values()], rows, right=range(1, len(_SHOWN) + 2))
 
     def layers(self) -> list[str]:
         """Names of the layers in it."""
@@ -101,6 +125,11 @@ class History(list[Record]):
             for key, value in record.items():
                 if key != "step" and isinstance(value, (int, float)) and not math.isnan(value):
                     writer.add_scalar(f"{prefix}/{record['layer']}/{key}", value, record["step"])
+
+
+def _first_and_last(values: list[Any]) -> str:
+    known = [f"{value:.4g}" for value in values if value is not None]
+    return " → ".join(dict.fromkeys((known[0], known[-1]))) if known else ""
 
 
 def _to_json(value: Any) -> Any:

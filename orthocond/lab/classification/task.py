@@ -236,7 +236,7 @@ class _Training:
                         break
             finally:
                 if self.monitor is not None:
-                    self.monitor.__exit__(RuntimeError)
+                    self.monitor.stop(warn=False)
         if not guard.exit_code:
             self.run.set_status("finished", self.steps)
         if self.tracker:

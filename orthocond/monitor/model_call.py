@@ -2,7 +2,7 @@
 
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -53,6 +53,27 @@ def is_compiled(model: nn.Module) -> bool:
     return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in model.modules())
 
 
+def first_batch(model: nn.Module, batch: Any) -> Any:
+    """The first batch of a loader, on the device of the model; anything else as it is."""
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if isinstance(batch, (Tensor, tuple, list, str)) or not isinstance(batch, Iterable):
+        return batch
+    found = next(iter(batch), None)
+    if found is None:
+        raise ValueError("The loader gave no batch; it is empty, or an iterator that was used up.")
+    device = next((p.device for p in model.parameters()), None)
+    return found if device is None else _to(found, device)
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _to(item, device) for key, item in value.items()}
+    return type(value)(_to(item, device) for item in value) if type(value) in (tuple, list) else value
+
+
 def split_batch(model: nn.Module, batch: Any, caller: str) -> tuple[Any, Any]:
     """Inputs, as `call` takes them, and target of a batch; None where it has no target."""
     if isinstance(batch, Tensor):
@@ -66,7 +87,9 @@ def split_batch(model: nn.Module, batch: Any, caller: str) -> tuple[Any, Any]:
         return batch[0], batch[1] if len(batch) == 2 else None
     if isinstance(batch, dict):
         return _split_dictionary(model, batch, caller)
-    raise TypeError(f"{caller} needs a tensor, (inputs, targets) or a dictionary; got {type(batch).__name__}.")
+    raise TypeError(
+        f"{caller} needs a tensor, (inputs, targets), a dictionary or a loader of them; got {type(batch).__name__}."
+    )
 
 
 def _split_dictionary(model: nn.Module, batch: dict[str, Any], caller: str) -> tuple[Any, Any]:

@@ -12,11 +12,11 @@ from orthocond.matrix.spectra import Spectrum, rank_tolerance, summarize
 from orthocond.monitor.history import QUANTITIES, Record
 
 # Bytes of matrices that wait for their decomposition: enough for hundreds of steps, little beside any model.
-_WAITING = 2**24
+_LIMIT = 2**24
 
 
 @dataclass
-class _Job:
+class _Pending:
     """Matrices ``(k, n, n)`` whose eigenvalues belong into a record."""
 
     record: Record
@@ -28,21 +28,21 @@ class _Job:
     worst: bool
 
 
-class Facts:
+class DeferredSpectra:
     """Fills records with the facts of spectra, late and in batches, so that a step waits for no device."""
 
     def __init__(self) -> None:
-        self._jobs: list[_Job] = []
+        self._pending: list[_Pending] = []
         self._scalars: list[tuple[Record, str, Tensor, float]] = []
 
     def add_covariances(self, record: Record, covariances: Tensor, eps: float, tol: float) -> None:
         """The facts of covariances ``(k, n, n)``, median and worst."""
-        self._jobs.append(_Job(record, "", covariances, eps, tol, singular=False, worst=True))
+        self._pending.append(_Pending(record, "", covariances, eps, tol, singular=False, worst=True))
 
     def add_matrix(self, record: Record, prefix: str, tensor: Tensor, groups: int) -> None:
         """The facts of the singular values of a weight or gradient, the median over its groups."""
         gram, tol = gram_matrices(tensor, groups)
-        self._jobs.append(_Job(record, prefix, gram, 0.0, tol, singular=True, worst=False))
+        self._pending.append(_Pending(record, prefix, gram, 0.0, tol, singular=True, worst=False))
 
     def add_scalar(self, record: Record, key: str, value: Tensor, divisor: float = 1.0) -> None:
         """One number that is still on a device."""
@@ -51,18 +51,18 @@ class Facts:
     @property
     def full(self) -> bool:
         """Whether it is time to decompose what waits."""
-        return sum(job.matrices.nbytes for job in self._jobs) > _WAITING
+        return sum(pending.matrices.nbytes for pending in self._pending) > _LIMIT
 
     def settle(self) -> None:
         """Decompose what waits, and write all facts into their records."""
-        jobs, self._jobs = self._jobs, []
-        alike: dict[Any, list[_Job]] = {}
-        for job in jobs:
-            alike.setdefault((job.matrices.shape[-1], job.matrices.device), []).append(job)
+        waiting, self._pending = self._pending, []
+        alike: dict[Any, list[_Pending]] = {}
+        for pending in waiting:
+            alike.setdefault((pending.matrices.shape[-1], pending.matrices.device), []).append(pending)
         for batch in alike.values():
-            values = _eigenvalues(torch.cat([job.matrices for job in batch])).cpu()
-            for job, part in zip(batch, values.split([len(job.matrices) for job in batch]), strict=True):
-                _write(job, part)
+            values = eigenvalues_or_nan(torch.cat([pending.matrices for pending in batch])).cpu()
+            for pending, part in zip(batch, values.split([len(pending.matrices) for pending in batch]), strict=True):
+                _write(pending, part)
         scalars, self._scalars = self._scalars, []
         for record, key, value, divisor in scalars:
             record[key] = float(value) / divisor
@@ -81,12 +81,12 @@ def gram_matrices(tensor: Tensor, groups: int) -> tuple[Tensor, float]:
     return (matrix.mT @ matrix if matrix.shape[-2] > matrix.shape[-1] else matrix @ matrix.mT), tol
 
 
-def summary(values: Tensor, eps: float, tol: float) -> Spectrum:
+def spectrum_of(values: Tensor, eps: float, tol: float) -> Spectrum:
     """The `Spectrum` of ascending eigenvalues ``(*, n)``."""
     return summarize(values.flip(-1), values.shape[-1], eps, tol)
 
 
-def _eigenvalues(matrices: Tensor) -> Tensor:
+def eigenvalues_or_nan(matrices: Tensor) -> Tensor:
     """Ascending eigenvalues; NaN for matrices that are not finite or do not converge, so that nothing stops."""
     finite = matrices.isfinite().all(-1).all(-1)
     safe = torch.where(finite[:, None, None], matrices, 0)
@@ -95,19 +95,19 @@ def _eigenvalues(matrices: Tensor) -> Tensor:
     except LinAlgError:
         if len(matrices) == 1:
             return matrices.new_full(matrices.shape[:-1], torch.nan)
-        values = torch.cat([_eigenvalues(matrix.unsqueeze(0)) for matrix in safe])
+        values = torch.cat([eigenvalues_or_nan(matrix.unsqueeze(0)) for matrix in safe])
     return torch.where(finite[:, None], values, torch.nan)
 
 
-def _write(job: _Job, values: Tensor) -> None:
-    found = summary(values.clamp(min=0).sqrt() if job.singular else values, job.eps, job.tol)
+def _write(pending: _Pending, values: Tensor) -> None:
+    found = spectrum_of(values.clamp(min=0).sqrt() if pending.singular else values, pending.eps, pending.tol)
     known = ~values.isnan().any(-1)
     for key in QUANTITIES:
         each = torch.where(known, getattr(found, key).double(), torch.nan)
         number = int if key == "rank" and bool(known.any()) else float
-        job.record[job.prefix + key] = number(each.nanmedian())
-        if job.worst:
+        pending.record[pending.prefix + key] = number(each.nanmedian())
+        if pending.worst:
             some = each[~each.isnan()]
             least = key in ("rank", "smallest")
             worst = (some.min() if least else some.max()) if len(some) else each[0]
-            job.record[f"{key}_worst"] = number(worst)
+            pending.record[f"{key}_worst"] = number(worst)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from orthocond.layers import SVDLayer
-from orthocond.monitor.run import call, split_batch, undisturbed
+from orthocond.monitor.layer_names import find_layer, named_layers, unwrap
+from orthocond.monitor.model_call import call, split_batch, undisturbed
 from orthocond.weights import SkewOrthogonalConv2d
 from orthocond.weights._common import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 
@@ -40,6 +40,11 @@ class PreSVDLayer:
     def __str__(self) -> str:
         return f"{self.name}.{self.attribute}" if self.name else self.attribute
 
+    @property
+    def row_name(self) -> str:
+        """Name of the module, with that of the weight if it is not ``weight``."""
+        return self.name if self.attribute == "weight" else str(self)
+
     def weight(self) -> Tensor:
         """The weight that the module computes with, detached; reading it moves no power iteration."""
         parts: list[nn.Module] = []
@@ -62,77 +67,19 @@ class PreSVDLayer:
         return self.module._parameters.get(self.attribute)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile."""
-    while (inner := _inside(model)) is not None:
-        model = inner[1]
-    return model
-
-
-def _inside(module: nn.Module) -> tuple[str, nn.Module] | None:
-    """The module that a wrapper holds and the attribute it has there; None if it is no wrapper."""
-    if isinstance(module, (DataParallel, DistributedDataParallel)):
-        return "module", module.module
-    inner = module._modules.get("_orig_mod")
-    return None if inner is None else ("_orig_mod", inner)
-
-
-def named_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of an unwrapped model by name, those inside torch.compile as if it were not there."""
-    return {
-        ".".join(part for part in name.split(".") if part != "_orig_mod"): module
-        for name, module in model.named_modules()
-        if "_orig_mod" not in module._modules
-    }
-
-
-def path_of(model: nn.Module, name: str) -> str:
-    """The expression for a layer of a model that may be wrapped, such as ``model.layer1[0].conv1``."""
-    path, module = "model", model
-    for part in ["", *name.split(".")] if name else [""]:
-        if part:
-            path += f"[{part}]" if part.isdigit() else f".{part}" if part.isidentifier() else f"[{part!r}]"
-            module = module.get_submodule(part)
-        while (inner := _inside(module)) is not None:
-            path, module = f"{path}.{inner[0]}", inner[1]
-    return path
-
-
-def find_layer(model: nn.Module, layer: nn.Module | str, caller: str) -> tuple[str, nn.Module]:
-    """Name and module of a layer that is given as either."""
-    layers = named_layers(model)
-    if isinstance(layer, str):
-        if layer not in layers:
-            near = [name for name in layers if name.rpartition(".")[2] == layer.rpartition(".")[2]]
-            hint = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
-            raise ValueError(f"{caller} needs a layer of the model; it has none named {layer!r}.{hint}")
-        return layer, layers[layer]
-    if not isinstance(layer, nn.Module):
-        raise TypeError(f"{caller} needs a layer or its name; got {type(layer).__name__}.")
-    for name, module in layers.items():
-        if module is unwrap(layer):
-            return name, module
-    raise ValueError(f"{caller} needs a layer of the model; this {type(layer).__name__} is not part of it.")
-
-
-def svd_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The SVD layers of an unwrapped model by name."""
-    return {name: module for name, module in named_layers(model).items() if isinstance(module, SVDLayer)}
-
-
 def pre_svd_layer(model: nn.Module, svd_layer: nn.Module | str, batch: Any) -> PreSVDLayer:
     """Find the layer whose weight makes the features of an SVD layer: the paper's Pre-SVD layer.
 
     From the input of the SVD layer the autograd graph is followed back to the first products with a weight, through
-    whatever lies between: normalization, activations, pooling, additions. Of several the last one in the flow of data
-    counts, so that of a residual block with an identity shortcut it is the last convolution of the block. Weights that
-    are parametrized, frozen, or used in functional calls are found too.
+    whatever lies between: normalization, activations, pooling, additions. The last product in the flow of data counts
+    if there are several, so that after a residual block with an identity shortcut it is the last convolution of the
+    block. Weights that are parametrized, frozen, or used in functional calls are found too.
 
     It takes one forward in training mode; modes, buffers and random state of the model are then as before.
 
     Args:
         model: The model; also inside DistributedDataParallel or torch.compile.
-        svd_layer: The SVD layer, or any other layer, or its name. Of several inputs the first counts.
+        svd_layer: The SVD layer, or any other layer, or its name. The first input counts if it has several.
         batch: A batch as for `diagnose`; targets in it are not used.
 
     Returns:
@@ -158,7 +105,7 @@ def pre_svd_layer(model: nn.Module, svd_layer: nn.Module | str, batch: Any) -> P
     model = unwrap(model)
     name, module = find_layer(model, svd_layer, "pre_svd_layer")
     inputs, _ = split_batch(model, batch, "pre_svd_layer")
-    with undisturbed(model), Trace(model, {name: module}) as trace:
+    with undisturbed(model), FlowTrace(model, {name: module}) as trace:
         call(model, inputs)
     if name not in trace.found:
         raise RuntimeError(f"The batch did not reach {name!r}; pass one that goes through it.")
@@ -173,7 +120,7 @@ def describe(found: Iterable[PreSVDLayer]) -> str:
     return ", ".join(map(str, found)) or "none: its input depends on no weight"
 
 
-class Trace:
+class FlowTrace:
     """Context in which forwards are followed, to know the layers that feed some of the model's layers.
 
     Hooks are global ones, so that a copy of the model made meanwhile carries none of them.

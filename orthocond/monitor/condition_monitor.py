@@ -15,12 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from orthocond._checks import check_count, check_not_negative
 from orthocond.layers import SVDLayer
 from orthocond.matrix import solver_failures
-from orthocond.monitor.facts import Facts
-from orthocond.monitor.features import covariance_of
+from orthocond.monitor.data_flow import FlowTrace, PreSVDLayer, describe
+from orthocond.monitor.deferred_spectra import DeferredSpectra
 from orthocond.monitor.history import KEYS, History, Path_, Record, ScalarWriter
+from orthocond.monitor.layer_names import find_layer, svd_layers, unwrap
+from orthocond.monitor.model_call import is_compiled
+from orthocond.monitor.output_covariance import covariance_of
 from orthocond.monitor.plotting import plot
-from orthocond.monitor.run import is_compiled
-from orthocond.monitor.trace import PreSVDLayer, Trace, describe, find_layer, svd_layers, unwrap
 from orthocond.steps.treatment import attached
 from orthocond.weights._common import groups_of
 
@@ -39,9 +40,9 @@ class ConditionMonitor:
 
     Covariances are those that the layers compute anyway in training forwards; evaluation is not recorded. A step is one
     of the optimizer that moves the Pre-SVD weight. Gradients are read when that step begins, before the treatments of
-    `treat`: accumulated, averaged by DDP, unscaled, and not yet made orthogonal. Of a parametrized weight the weight
-    that the layer uses counts, and the gradient of its raw parameter. Weights are read before the step too. Of a step
-    with a closure no gradient is read, as there is none when it begins. Loops without a torch optimizer call `step`.
+    `treat`: accumulated, averaged by DDP, unscaled, and not yet made orthogonal. A parametrized weight counts as the
+    layer uses it, and its gradient is that of the raw parameter. Weights are read before the step too. A step with a
+    closure shows no gradient, as there is none when it begins. Loops without a torch optimizer call `step`.
 
     It neither copies nor wraps anything: the model can be copied, pickled, evaluated, compiled or wrapped in
     DistributedDataParallel meanwhile, and several monitors can watch one model. Facts are computed in float64 when 16
@@ -50,7 +51,7 @@ class ConditionMonitor:
     Args:
         model: The model.
         every: Interval of steps that are recorded.
-        layers: Layers to watch, as modules or names; None watches all SVD layers. Of any other layer the covariance of
+        layers: Layers to watch, as modules or names; None watches all SVD layers. For any other layer the covariance of
             its output channels is computed, and the weight is the one that makes this output.
         eps: Ridge in the condition number of the covariance; None takes that of each layer, 0 for those without one.
         rank_tol: Eigenvalues of the covariance at or below this fraction of the largest count as zero. The default is
@@ -115,12 +116,13 @@ class ConditionMonitor:
             raise ValueError("ConditionMonitor can watch only SVD layers in a compiled model; watch it uncompiled.")
         self._set_pre_svd(pre_svd)
         self._history = History()
-        self._facts = Facts()
+        self._written: dict[tuple[int, str], tuple[ScalarWriter, int]] = {}
+        self._spectra = DeferredSpectra()
         self._step = 0
         self._stepping: Optimizer | None = None
         self._forwarded = False
         self._handles: list[Any] = []
-        self._trace: Trace | None = None
+        self._trace: FlowTrace | None = None
 
     def _set_pre_svd(self, pre_svd: Mapping[str, str | PreSVDLayer] | None) -> None:
         self._automatic = pre_svd is None
@@ -153,22 +155,17 @@ class ConditionMonitor:
             self._handles.append(self._watch(w))
         if self._automatic and not self._compiled and not all(w.traced for w in self._watched.values()):
             layers = {name: w.module for name, w in self._watched.items()}
-            self._trace = Trace(self._model, layers, outputs=True).__enter__()
+            self._trace = FlowTrace(self._model, layers, outputs=True).__enter__()
         return self
 
-    def stop(self) -> None:
-        """End recording; the model is then as before. A second call does nothing."""
-        unused = self._handles and not self._step and any(w.covariances for w in self._watched.values())
-        self._detach()
-        if unused:
-            warnings.warn(
-                "The monitor saw training forwards but no step of a torch optimizer that owns the model's parameters, "
-                "so it recorded nothing. Call monitor.step() where your loop makes a step.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def stop(self, *, warn: bool = True) -> None:
+        """End recording; the model is then as before. A second call does nothing.
 
-    def _detach(self) -> None:
+        Args:
+            warn: Whether to warn if there were training forwards but no step. A loop that may end before its first
+                step, by an error or a signal, passes False.
+        """
+        unused = self._handles and not self._step and any(w.covariances for w in self._watched.values())
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -176,15 +173,19 @@ class ConditionMonitor:
         self._stepping = None
         for w in self._watched.values():
             w.covariances.clear()
+        if warn and unused:
+            warnings.warn(
+                "The monitor saw training forwards but no step of a torch optimizer that owns the model's parameters, "
+                "so it recorded nothing. Call monitor.step() where your loop makes a step.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        else:
-            self._detach()
+        self.stop(warn=kind is None)
 
     def state_dict(self) -> dict[str, int]:
         """What a resumed training needs to go on recording at the same steps; the history is not in it."""
@@ -203,7 +204,7 @@ class ConditionMonitor:
     @property
     def history(self) -> History:
         """The records so far. Reading it computes what waits, and so waits for the device."""
-        self._facts.settle()
+        self._spectra.settle()
         return self._history
 
     def to_json(self, path: Path_) -> None:
@@ -215,8 +216,16 @@ class ConditionMonitor:
         self.history.to_csv(path)
 
     def to_tensorboard(self, writer: ScalarWriter, prefix: str = "conditioning") -> None:
-        """Give the history to an object with ``add_scalar``, such as TensorBoard's ``SummaryWriter``."""
-        self.history.to_tensorboard(writer, prefix)
+        """Give what is new to an object with ``add_scalar``, such as TensorBoard's ``SummaryWriter``.
+
+        A second call with the same writer and prefix writes only the records since the first one, so it can stand in
+        the training loop. `History.to_tensorboard` writes all.
+        """
+        history = self.history
+        key = id(writer), prefix
+        _, start = self._written.get(key, (writer, 0))
+        History(history[start:]).to_tensorboard(writer, prefix)
+        self._written[key] = writer, len(history)  # with the writer itself, so that its id stays its own
 
     def plot(
         self,
@@ -260,7 +269,7 @@ class ConditionMonitor:
         def observe(covariance: Tensor) -> None:
             self._forwarded = True
             if self._step % self.every == 0:
-                w.covariances.append(_some(covariance.detach(), self._limit))
+                w.covariances.append(_evenly_spaced(covariance.detach(), self._limit))
 
         if isinstance(w.module, SVDLayer):
             observer = torch.compiler.disable(observe) if self._compiled else observe
@@ -305,11 +314,11 @@ class ConditionMonitor:
                 continue
             w.record["pre_svd"] = str(w.pre_svd)
             groups = groups_of(w.pre_svd.module, w.pre_svd.attribute)
-            self._facts.add_matrix(w.record, "weight_", w.pre_svd.weight(), groups)
+            self._spectra.add_matrix(w.record, "weight_", w.pre_svd.weight(), groups)
             gradient = getattr(w.parameter(), "grad", None)
             if gradients and gradient is not None and gradient.layout is torch.strided:
                 gradient = gradient if grad_scale is None else gradient / grad_scale
-                self._facts.add_matrix(w.record, "gradient_", gradient, groups)
+                self._spectra.add_matrix(w.record, "gradient_", gradient, groups)
 
     def _finish_step(self, optimizer: Optimizer | None) -> None:
         recorded = self._step % self.every == 0
@@ -321,22 +330,22 @@ class ConditionMonitor:
             if covariances:
                 joined = torch.cat(covariances)
                 w.record |= {"size": joined.shape[-1], "matrices": len(joined)}
-                self._facts.add_covariances(w.record, joined, w.eps, self._rank_tol)
+                self._spectra.add_covariances(w.record, joined, w.eps, self._rank_tol)
             if optimizer is not None:
                 self._read_rates(w, optimizer)
             w.record["solver_failures"] = solver_failures.count - self._failures
             self._history.append(w.record)
-        if self._facts.full:
-            self._facts.settle()
+        if self._spectra.full:
+            self._spectra.settle()
 
     def _read_rates(self, w: "_Watched", optimizer: Optimizer) -> None:
         raw = w.parameter()
         for treatment in attached.get(optimizer, []):
             for treated in treatment.weights:
                 if treated.parameter is raw and treated.rates:
-                    self._facts.add_scalar(w.record, "eta", treated.rates[-1])
+                    self._spectra.add_scalar(w.record, "eta", treated.rates[-1])
                     shortened = torch.as_tensor(treated.shortened)
-                    self._facts.add_scalar(w.record, "olr_occurrence", shortened, treated.steps)
+                    self._spectra.add_scalar(w.record, "olr_occurrence", shortened, treated.steps)
 
     def _take_trace(self) -> None:
         """Take what the forwards so far showed, and look no further when all is known."""
@@ -422,7 +431,7 @@ def _choose(model: nn.Module, layers: Iterable[nn.Module | str] | None, eps: flo
     return {name: _Watched(name, m, ridge[name] if eps is None else eps) for name, m in chosen.items()}
 
 
-def _some(covariance: Tensor, limit: int) -> Tensor:
+def _evenly_spaced(covariance: Tensor, limit: int) -> Tensor:
     """At most ``limit`` matrices ``(k, d, d)``, evenly spaced; a copy where it leaves most out."""
     matrices = covariance.reshape(-1, *covariance.shape[-2:])
     stride = -(-len(matrices) // limit)
