@@ -1,6 +1,7 @@
 """Directions as a value, closed-form directions, and effect sizes."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -181,6 +182,48 @@ def test_selection():
     assert len(found[:2]) == 2
     with pytest.raises(IndexError):
         found[4]
+
+
+def test_directions_go_through_a_file(tmp_path):
+    path = tmp_path / "found.json"
+    effect = torch.tensor([0.5, 0.25, 0.125])
+    found = dataclasses.replace(sefa(torch.randn(9, 5), k=3), names=("Brille", "light → dark", "3"), effect=effect)
+    found.save(path)
+    again = Directions.load(path)
+    for name in ("vectors", "importance", "effect"):
+        assert torch.equal(getattr(again, name), getattr(found, name))
+    assert (again.names, again.method, again.tie_tol) == (found.names, "sefa", found.tie_tol)
+    axes(2).save(path)
+    assert Directions.load(path).effect is None
+
+
+def test_a_file_of_the_explorer_is_read(tmp_path):
+    path = tmp_path / "explorer.json"
+    row = {"name": "smile", "vector": [0.6, 0.8, 0], "importance": 2}
+    path.write_text(json.dumps({"z_dim": 3, "kind": "joint", "directions": [row]}))
+    found = Directions.load(path)
+    assert found.names == ("smile",)
+    assert (found.method, found.z_dim, found.ties) == ("joint", 3, ())
+    torch.testing.assert_close(found.vectors, torch.tensor([[0.6, 0.8, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no json", "holds no directions"),
+        ("[]", "holds no directions"),
+        ('{"z_dim": 2, "kind": "x", "directions": []}', "needs vectors of z_dim = 2"),
+        ('{"z_dim": 2, "kind": "x", "directions": [{"name": "a", "vector": [1, 0]}]}', "one number for each of 1"),
+        ('{"z_dim": 2, "kind": "x", "directions": [{"vector": [1, 0], "importance": 1}]}', "KeyError: 'name'"),
+        ('{"z_dim": 3, "kind": "x", "directions": [{"name": "a", "vector": [1, 0], "importance": 1}]}', "z_dim = 3"),
+        ('{"z_dim": 2, "kind": "x", "directions": [{"name": "a", "vector": [1, 1], "importance": 1}]}', "length 1"),
+        ('{"z_dim": 2, "kind": "x", "directions": [{"name": "a", "vector": "no", "importance": 1}]}', "no directions"),
+    ],
+)
+def test_a_file_without_directions(tmp_path, text, words):
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        Directions.load(tmp_path / "bad.json")
 
 
 def test_frozen_and_measured():

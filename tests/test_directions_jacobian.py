@@ -187,6 +187,19 @@ def test_kinds_agree_on_a_generator_that_draws_noise():
         torch.testing.assert_close(other.importance, found[0].importance, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("method", ["exact", "krylov"])
+def test_each_batch_of_latents_has_noise_of_its_own(method):
+    """Two equal latents in batches of one differ by their noise alone, and the result is the mean over both."""
+    g = EigenGenerator(16, 3, noise_dim=4, base_channels=4).double()
+    z = torch.randn(1, g.z_dim, dtype=torch.float64).expand(2, -1)
+    derivative = Derivative(g.eval(), "forward", noisy=True)
+    columns = [derivative.push(z[:1], torch.eye(g.z_dim).double(), seed).flatten(1) for seed in (0, 1)]
+    one, two = (c @ c.mT / c.shape[1] for c in columns)
+    assert (one - two).norm() > 1e-3 * one.norm()
+    found = jacobian_directions(g, z, method=method, batch_size=1, tol=1e-10)
+    check_eigenvectors(found, (one + two) / 2, 1e-8)
+
+
 def test_a_part_without_forward_rule_is_differentiated_backward():
     net = Net().double()
     z = torch.randn(3, 5, dtype=torch.float64)

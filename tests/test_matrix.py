@@ -214,6 +214,16 @@ def test_gradient_at_zero_eigenvalues_with_a_rank_tolerance(name, values):
     assert gradgradcheck(lambda x: function(x, solver=solver), a, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
+@both_functions
+@pytest.mark.parametrize(("left_out", "slope"), [(0.2, 1 / 0.8), (0.5, 2.0), (0.9, 2.0), (0.999, 2.0)])
+def test_the_slope_between_a_kept_and_a_left_out_eigenvalue_is_capped(name, left_out, slope):
+    """It is f(1) / (1 - λ), with a gap of at least one half: at the tolerance f jumps, which is no slope to follow."""
+    a = torch.diag(torch.tensor([1.0, left_out], dtype=torch.float64))
+    g = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    found = gradient(FUNCTIONS[name], a, g, solver=oc.Eigh(rank_tol=(1 + left_out) / 2))
+    torch.testing.assert_close(found, slope * g)
+
+
 @pytest.mark.parametrize("case", ["well", "cond1e4", "cond1e8", "identity", "two-equal", "rank-deficient", "1x1"])
 @both_functions
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -180,6 +180,16 @@ def test_protocols_carry_kind_count_and_extractor():
     assert FrechetDistance(nn.Flatten().eval(), name="inception").protocol == "fd0-inception"  # not FID: other features
 
 
+def test_the_protocol_counts_images_that_come_after_a_distance():
+    fd = pixels()
+    fd.update(images(40), real=True)
+    for count, total in ((30, 30), (20, 50)):
+        fd.update(images(count, count), real=False)
+        assert fd.protocol == f"fd{total}-pixels"
+        fd.compute()
+        assert fd.protocol == f"fd{total}-pixels"
+
+
 def test_too_few_images_warn_once_with_the_counts():
     fd = pixels()
     fd.update(images(13), real=True)
@@ -278,6 +288,10 @@ def test_arguments_that_are_no_covariances():
         frechet_distance(zero, torch.ones(3, 2), zero, eye)
     with pytest.raises(ValueError, match="cov_b has the eigenvalue -1"):
         frechet_distance(zero, eye, zero, torch.diag(torch.tensor([1.0, 2.0, -1.0])))
+    with pytest.raises(ValueError, match=r"cov_a has the eigenvalue -0\.0001"):
+        frechet_distance(zero, torch.diag(torch.tensor([1.0, 0.5, -1e-4])), zero, eye)
+    rounded = torch.diag(torch.tensor([1.0, 0.5, -1e-6]))  # as sums in float32 leave it
+    assert frechet_distance(zero, rounded, zero, rounded.clamp(min=0)) == pytest.approx(0, abs=1e-5)
     with pytest.raises(ValueError, match="NaN or infinite"):
         frechet_distance(zero, eye, zero * torch.nan, eye)
     with pytest.raises(TypeError, match="floating-point"):

@@ -118,6 +118,19 @@ def test_outside_the_directions_latents_are_normal_and_shared():
     assert (first @ basis.mT).abs().max() < 2 + 1e-5
 
 
+def test_the_rest_is_outside_the_span_of_slanted_directions():
+    setting = VariationalPredictability(pairs=500)
+    basis = nn.functional.normalize(torch.tensor([[1.0, 0, 0, 0, 0], [1.0, 1, 0, 0, 0]]), dim=1)
+    first, second, labels, _ = coordinates(setting, 5, basis)
+    # the normal rest has no part in the plane of the two, so that coordinates stay within their range
+    inside = torch.linalg.lstsq(basis.mT, first.mT).solution.mT
+    assert inside.abs().max() < 2 + 1e-5
+    torch.testing.assert_close(first[:, 2:], second[:, 2:])
+    torch.testing.assert_close(first[:, 2:].std(), torch.tensor(1.0), rtol=0.1, atol=0)
+    moved = torch.linalg.lstsq(basis.mT, (second - first).mT).solution.mT
+    assert moved.gather(1, 1 - labels[:, None]).abs().max() < 1e-5
+
+
 # determinism
 
 
@@ -133,6 +146,23 @@ def test_a_seed_fixes_everything_and_the_global_state_stays():
     assert torch.equal(one.per_direction, two.per_direction)
     other = [dataclasses.replace(short, seed=s).make_pairs(Tiles())[0] for s in (0, 1)]
     assert not torch.equal(*other)
+
+
+def test_each_repeat_has_a_split_and_a_network_of_its_own(monkeypatch):
+    seen = []
+    test = VariationalPredictability._test
+
+    def spy(self, network, first, second, labels, part, count):
+        seen.append((set(part.tolist()), network[0].weight.detach().clone()))
+        return test(self, network, first, second, labels, part, count)
+
+    monkeypatch.setattr(VariationalPredictability, "_test", spy)
+    dataclasses.replace(SMALL, pairs=60, epochs=1, repeats=3).measure(Tiles())
+    for i in range(3):
+        assert len(seen[i][0]) == 30
+        for j in range(i):
+            assert seen[i][0] != seen[j][0]
+            assert not torch.equal(seen[i][1], seen[j][1])
 
 
 def test_progress_and_validation():

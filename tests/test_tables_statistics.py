@@ -64,6 +64,8 @@ def test_sign_flips_count_ties_whatever_the_rounding():
     # 0.1 + 0.2 is not 0.3 in floating point; all but the sums of 0 are as far as what was seen.
     assert statistics.sign_flips([0.1, 0.2, -0.3]) == 1.0
     assert statistics.sign_flips([0.3, 0.1, 0.2]) == 0.25
+    # Ten times 0.1 is 1 if it is summed exactly, and less if it is summed one by one.
+    assert statistics.sign_flips([0.1] * 10) == 2.0**-9
 
 
 def test_holm_is_the_step_down_definition():
