@@ -22,6 +22,8 @@ from orthocond.gans import (
     SimpleDiscriminator,
     SimpleGenerator,
     SubspaceLayer,
+    parameter_groups,
+    r1,
     same_noise,
 )
 
@@ -32,6 +34,7 @@ def tiny_eigen(**settings):
 
 GENERATORS = {
     "eigen": tiny_eigen,
+    "faithful": lambda: tiny_eigen(form="faithful"),
     "simple": lambda: SimpleGenerator(16, 6, 8),
     "upsample": lambda: SimpleGenerator(16, 6, channels=(24, 12, 8), blocks="upsample"),
 }
@@ -48,6 +51,7 @@ def parameters(model):
     ("make", "count"),
     [
         (lambda: EigenGenerator(32), 1_417_333),
+        (lambda: EigenGenerator(32, form="faithful"), 1_417_333),
         (lambda: EigenGenerator(128), 10_262_529),
         (lambda: EigenGenerator(256), 22_994_951),
         (lambda: EigenDiscriminator(32), 557_841),
@@ -101,7 +105,7 @@ def test_subspace_equals_its_definition():
 
 def test_eigen_generator_equals_its_definition():
     """Written out from the published description, with functional calls."""
-    g = tiny_eigen(size=8).double()
+    g = tiny_eigen(size=8, form="faithful").double()
     z, noise = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
     p = dict(g.named_parameters())
     h = F.linear(noise, p["fc.weight"], p["fc.bias"]).view(2, 8, 4, 4)
@@ -119,6 +123,117 @@ def test_eigen_generator_equals_its_definition():
     torch.testing.assert_close(g(z, noise), expected)
 
 
+def test_working_eigen_generator_equals_its_definition():
+    """The same with upsampling and convolutions in place of transposed ones."""
+    g = tiny_eigen(size=8).double()
+    z, noise = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
+    p = dict(g.named_parameters())
+
+    def convolve(x, name, **settings):
+        return F.conv2d(x, p[f"{name}.weight"], p[f"{name}.bias"], **settings)
+
+    def enlarge(x):
+        return x.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+    h = F.linear(noise, p["fc.weight"], p["fc.bias"]).view(2, 8, 4, 4)
+    b = "blocks.0."
+    phi = ((z * p[f"{b}subspace.scale"]) @ p[f"{b}subspace.weight"] + p[f"{b}subspace.mean"]).view(2, 8, 4, 4)
+    h = convolve(
+        enlarge(F.leaky_relu(h + convolve(phi, f"{b}subspace_conv1"), 0.2)), f"{b}feature_conv1.1.1", padding=1
+    )
+    h = F.leaky_relu(h + convolve(enlarge(phi), f"{b}subspace_conv2.1", padding=1), 0.2)
+    h = F.leaky_relu(convolve(h, f"{b}feature_conv2.1", padding=1), 0.2)
+    torch.testing.assert_close(g(z, noise), convolve(h, "to_rgb.1", padding=3).tanh())
+
+
+def test_initial_subspaces_are_smooth_and_orthonormal():
+    torch.manual_seed(0)
+    roughness = {}
+    for form in ("working", "faithful"):
+        g = EigenGenerator(64, 6, 16, 8, form=form)
+        for s in g.subspaces:
+            torch.testing.assert_close(s.weight @ s.weight.mT, torch.eye(6), rtol=0, atol=1e-5)
+            assert s.scale.tolist() == ([9, 7.5, 6, 4.5, 3, 1.5] if form == "working" else [18, 15, 12, 9, 6, 3])
+        u = g.subspaces[-1].weight.detach().view(6, 16, 32, 32)
+        roughness[form] = (u.diff(dim=3).square().mean() / u.square().mean()).item()
+    assert roughness["faithful"] == pytest.approx(2, rel=0.05)  # independent neighbors
+    assert roughness["working"] < 0.1
+
+
+# invariants: what the networks start from
+
+
+def photographs(size):
+    """Smooth images in [-1, 1], as photographs are: sums of random waves of decreasing amplitude."""
+    torch.manual_seed(1)
+    coarse = [F.interpolate(torch.randn(32, 3, n, n) / n**0.5, size, mode="bicubic") for n in (2, 4, 8, size // 2)]
+    return sum(coarse).tanh()
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize(
+    "make", [lambda size: EigenDiscriminator(size, 8), lambda size: SimpleDiscriminator(size, 12, norm=False)]
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_discriminators_begin_alive_at_every_size(make, size, seed):
+    torch.manual_seed(seed)
+    d, x = make(size), photographs(size)
+    assert 0.03 < d(x).std().item() < 1
+    assert 0.05 < r1(d, x).item() < 2
+
+
+def test_the_faithful_discriminator_begins_dead():
+    d, x = EigenDiscriminator(32, form="faithful"), photographs(32)
+    assert d(x).std().item() < 1e-3
+    assert r1(d, x).item() < 1e-6
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_the_generator_begins_with_images_of_some_contrast(size):
+    torch.manual_seed(0)
+    g = EigenGenerator(size, 6, 64, 4, 32)
+    with torch.no_grad():
+        images = g(torch.randn(16, g.z_dim))
+    assert 0.1 < images.std().item() < 0.95
+    assert (images.abs() > 0.99).float().mean().item() < 0.6
+
+
+# parameter groups
+
+
+def test_parameter_groups_have_every_parameter_once():
+    g = tiny_eigen()
+    groups = parameter_groups(g, 1e-3, subspace_lr=0.01, importance_lr=0.03)
+    names = {id(p): name for name, p in g.named_parameters()}
+    found = {group["name"]: {names[id(p)] for p in group["params"]} for group in groups}
+    assert found["importances"] == {"blocks.0.subspace.scale", "blocks.1.subspace.scale"}
+    assert found["subspaces"] == {"blocks.0.subspace.weight", "blocks.1.subspace.weight"}
+    assert sorted(name for group in found.values() for name in group) == sorted(names.values())
+    assert [(group["lr"], group["initial_lr"]) for group in groups] == [(1e-3, 1e-3), (0.01, 0.01), (0.03, 0.03)]
+    assert {group["lr"] for group in parameter_groups(g, 2e-4)} == {2e-4}
+
+
+def test_importances_move_by_their_own_rate():
+    g = tiny_eigen()
+    optimizer = torch.optim.Adam(parameter_groups(g, 1e-3, importance_lr=0.03), betas=(0.0, 0.99))
+    before = g.importance
+    for _ in range(20):
+        optimizer.zero_grad()
+        sum(s.scale.sum() for s in g.subspaces).backward()
+        optimizer.step()
+    torch.testing.assert_close(before - g.importance, torch.full((2, 3), 0.6), rtol=1e-3, atol=0)
+
+
+def test_parameter_groups_of_orthogonal_subspaces():
+    g = tiny_eigen()
+    for s in g.subspaces:
+        orthogonal(s)
+    rest, subspaces, importances = (group["params"] for group in parameter_groups(g, 1e-3))
+    raw = [p for s in g.subspaces for p in s.parametrizations.parameters()]
+    assert {id(p) for p in subspaces} == {id(p) for p in raw}
+    assert len(rest) + len(subspaces) + len(importances) == len(list(g.parameters()))
+
+
 def test_latents_are_ordered_layer_after_layer():
     g = tiny_eigen()
     z = torch.randn(2, g.layers, g.directions)
@@ -130,7 +245,7 @@ def test_latents_are_ordered_layer_after_layer():
     g(z.flatten(1))
     torch.testing.assert_close(torch.stack(seen, 1), z, rtol=0, atol=0)
     assert g.importance.shape == (2, 3)
-    torch.testing.assert_close(g.importance, torch.tensor([[9.0, 6, 3]] * 2))
+    torch.testing.assert_close(g.importance, torch.tensor([[4.5, 3, 1.5]] * 2))
 
 
 @pytest.mark.parametrize("name", ["simple", "upsample"])
@@ -239,7 +354,11 @@ def test_ow_and_ol_act_on_the_projections(name):
 @pytest.mark.parametrize("name", GENERATORS)
 def test_every_parameter_gets_a_gradient(name):
     g = GENERATORS[name]()
-    d = EigenDiscriminator(16, 4) if name == "eigen" else SimpleDiscriminator(16, 4, norm=name == "simple")
+    d = (
+        EigenDiscriminator(16, 4)
+        if isinstance(g, EigenGenerator)
+        else SimpleDiscriminator(16, 4, norm=name == "simple")
+    )
     d(g(torch.randn(4, g.z_dim))).sum().backward()
     for model in (g, d):
         for key, p in model.named_parameters():
@@ -292,6 +411,10 @@ def test_double_and_autocast(name):
         (lambda: EigenGenerator(8, 0), ValueError, r"directions=\.\.\."),
         (lambda: EigenGenerator(8, noise_dim=0), ValueError, r"noise_dim=\.\.\."),
         (lambda: EigenDiscriminator(24), ValueError, "power of two"),
+        (lambda: EigenDiscriminator(8, form="original"), ValueError, "'working', 'faithful'"),
+        (lambda: EigenGenerator(8, form="original"), ValueError, "'working', 'faithful'"),
+        (lambda: parameter_groups(nn.Linear(2, 2), 0.1), ValueError, "Linear has none"),
+        (lambda: parameter_groups(tiny_eigen(), 0.1, importance_lr=-1), ValueError, "importance_lr"),
         (lambda: EigenDiscriminator(8)(torch.randn(1, 3, 16, 16)), ValueError, r"\(N, 3, 8, 8\)"),
         (lambda: tiny_eigen()(torch.randn(2, 5)), ValueError, r"latents \(N, 6\); got shape \(2, 5\)"),
         (lambda: tiny_eigen()([1.0]), TypeError, "torch.Tensor"),
@@ -322,6 +445,5 @@ def test_state_dict_round_trip(name):
     g, other = GENERATORS[name](), GENERATORS[name]()
     other.load_state_dict(g.state_dict())
     z = torch.randn(2, g.z_dim)
-    noise = {"rng": torch.Generator().manual_seed(0)} if name == "eigen" else {}
-    again = {"rng": torch.Generator().manual_seed(0)} if name == "eigen" else {}
-    assert torch.equal(g(z, **noise), other(z, **again))
+    settings = {"noise": torch.ones(5)} if isinstance(g, EigenGenerator) else {}
+    assert torch.equal(g(z, **settings), other(z, **settings))

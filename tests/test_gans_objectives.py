@@ -21,6 +21,7 @@ from orthocond.gans import (
     Wasserstein,
     gradient_penalty,
     r1,
+    r1_weight,
     r2,
 )
 from orthocond.weights import orthogonal
@@ -140,6 +141,12 @@ def test_lazy_r1_means_the_same_at_every_interval():
     assert LazyR1(10, 16).factor(32) == 160
 
 
+def test_weight_of_r1_follows_resolution_and_batch():
+    assert r1_weight(32, 16) == pytest.approx(0.0128)
+    assert r1_weight(64, 16) == pytest.approx(4 * r1_weight(32, 16))
+    assert r1_weight(64, 64) == pytest.approx(r1_weight(32, 16))
+
+
 def test_lazy_r1_does_no_work_between():
     def never(x):
         raise AssertionError
@@ -204,6 +211,8 @@ def test_gradient_penalty_at_a_flat_discriminator_has_no_nan():
             ValueError,
             "got both",
         ),
+        (lambda: r1_weight(0, 16), ValueError, "size"),
+        (lambda: r1_weight(32, 0), ValueError, "batch_size"),
         (lambda: LazyR1(interval=0), ValueError, "at least 1"),
         (lambda: LazyR1(weight=math.nan), ValueError, "finite"),
         (lambda: EMA(nn.Linear(1, 1)), ValueError, "got none"),

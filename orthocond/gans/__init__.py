@@ -5,8 +5,9 @@ attribute ``z_dim``; a discriminator is any callable that maps images to N logit
 """
 
 from orthocond.gans.augmentation import augment
-from orthocond.gans.eigengan import EigenBlock, EigenDiscriminator, EigenGenerator, SubspaceLayer
+from orthocond.gans.eigengan import EigenBlock, EigenDiscriminator, EigenGenerator, SubspaceLayer, parameter_groups
 from orthocond.gans.ema import EMA
+from orthocond.gans.health import discriminator_health, health_warnings, sample_spread
 from orthocond.gans.noise import same_noise
 from orthocond.gans.objectives import (
     Hinge,
@@ -17,6 +18,7 @@ from orthocond.gans.objectives import (
     Wasserstein,
     gradient_penalty,
     r1,
+    r1_weight,
     r2,
 )
 from orthocond.gans.penalties import LatentPredictor, hessian_penalty, latent_predictability, orthogonal_jacobian
@@ -38,11 +40,16 @@ __all__ = [
     "SubspaceLayer",
     "Wasserstein",
     "augment",
+    "discriminator_health",
     "gradient_penalty",
+    "health_warnings",
     "hessian_penalty",
     "latent_predictability",
     "orthogonal_jacobian",
+    "parameter_groups",
     "r1",
+    "r1_weight",
     "r2",
     "same_noise",
+    "sample_spread",
 ]

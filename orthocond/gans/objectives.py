@@ -229,6 +229,37 @@ def _gradient(discriminator: Discriminator, images: Tensor, caller: str) -> Tens
     return gradient.flatten(1)
 
 
+def r1_weight(size: int, batch_size: int) -> float:
+    r"""The weight of `r1` that a resolution and a batch size ask for: :math:`0.0002\, \text{size}^2 / \text{batch}`.
+
+    The gradient of a logit with respect to an image grows with the number of pixels, and its noise falls with the
+    batch. It is a start, to be varied by factors of 2: StyleGAN2-ADA takes this number as its γ, which is half of it as
+    a weight here, and on small networks without augmentation two to four times as much drew as well. Weights around 1,
+    as for megapixel images, stop the discriminator from learning at 32 pixels.
+
+    Args:
+        size: Height and width of the images.
+        batch_size: Images of a step, over all processes.
+
+    Returns:
+        The weight, for `LazyR1` at any interval.
+
+    Raises:
+        ValueError: If a number is not a positive integer.
+
+    Example:
+        >>> from orthocond.gans import LazyR1, r1_weight
+        >>> LazyR1(r1_weight(32, 16), interval=4)
+        LazyR1(weight=0.0128, interval=4, scaled=True)
+
+    References:
+        Karras et al.: *Training generative adversarial networks with limited data* (2020), appendix C.
+    """
+    check_count(size, "r1_weight(size=...)", 1)
+    check_count(batch_size, "r1_weight(batch_size=...)", 1)
+    return 0.0002 * size**2 / batch_size
+
+
 @dataclass(frozen=True)
 class LazyR1:
     """R1 at every k-th step only, k times as strong.

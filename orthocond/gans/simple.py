@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from orthocond._checks import check_choice, check_count
-from orthocond.gans._common import check_images, check_latent, check_size
+from orthocond.gans._common import SLOPE, check_images, check_latent, check_size, he_initialize
 
-_SLOPE = 0.2
 _EPS = 1e-6  # of the instance normalizations, as in the original
 
 
@@ -99,15 +98,17 @@ def _block(in_channels: int, out_channels: int, kind: str) -> nn.Sequential:
         double: list[nn.Module] = [nn.ConvTranspose2d(in_channels, out_channels, 4, stride=2, padding=1, bias=False)]
     else:
         double = [nn.Upsample(scale_factor=2), nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)]
-    return nn.Sequential(*double, nn.InstanceNorm2d(out_channels, eps=_EPS, affine=True), nn.LeakyReLU(_SLOPE))
+    return nn.Sequential(*double, nn.InstanceNorm2d(out_channels, eps=_EPS, affine=True), nn.LeakyReLU(SLOPE))
 
 
 class SimpleDiscriminator(nn.Module):
     """The discriminator of the vanilla GAN: 4x4 convolutions of stride 2 down to 4 x 4 features.
 
     The original has instance normalizations and ReLUs after all convolutions but the first, and two linear layers,
-    between which there is a ReLU up to 64 pixels and, at 128, nothing. ``norm=False`` is what trains well on a
-    laptop: leaky ReLUs, biases, no normalization, one linear layer.
+    between which there is a ReLU up to 64 pixels and, at 128, nothing. ``norm=False`` is what trains well in minutes:
+    leaky ReLUs, biases, no normalization, one linear layer, and He's initial weights, with which the logits deviate by
+    about 0.2 and `r1` is about 0.3 at the start, at every size. With torch's own weights it is 1e-3 at 32 pixels and
+    3e-5 at 128. It should be no weaker than its generator: at 32 pixels width 48 draws clearly better than 24.
 
     Args:
         size: Height and width of the images, a power of two of at least 8.
@@ -122,7 +123,7 @@ class SimpleDiscriminator(nn.Module):
 
     Example:
         >>> from orthocond.gans import SimpleDiscriminator
-        >>> d = SimpleDiscriminator(size=32, width=24, norm=False)
+        >>> d = SimpleDiscriminator(size=32, width=48, norm=False)
         >>> d(torch.randn(2, 3, 32, 32)).shape
         torch.Size([2])
     """
@@ -150,7 +151,7 @@ class SimpleDiscriminator(nn.Module):
             layers.append(nn.Conv2d(previous, following, 4, stride=2, padding=1, bias=not norm))
             if norm and i > 0:
                 layers.append(nn.InstanceNorm2d(following, eps=_EPS, affine=True))
-            layers.append(nn.ReLU() if norm else nn.LeakyReLU(_SLOPE))
+            layers.append(nn.ReLU() if norm else nn.LeakyReLU(SLOPE))
             previous = following
         layers.append(nn.Flatten())
         if norm:
@@ -158,6 +159,8 @@ class SimpleDiscriminator(nn.Module):
             layers += [nn.ReLU()] if size < 128 else []
         layers.append(nn.Linear(previous if norm else 16 * previous, 1))
         self.net = nn.Sequential(*layers)
+        if not norm:
+            he_initialize(self.net, last=self.net[-1])  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images ``(N, image_channels, size, size)`` to logits ``(N,)``."""

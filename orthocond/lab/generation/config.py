@@ -42,6 +42,8 @@ class GanModel:
         channels: Of ``simple``, channels of the generator from 4 x 4 pixels on instead; empty follows the original.
         max_channels: Of ``eigengan``, their limit.
         blocks: Of ``simple``, how its generator doubles the resolution.
+        form: How ``eigengan`` is built and initialized: ``faithful`` as in the authors' code, ``working`` so that it
+            draws within minutes.
         discriminator_width: Channels of the discriminator's first convolution.
         discriminator_norm: Of ``simple``, whether its discriminator normalizes.
     """
@@ -54,6 +56,7 @@ class GanModel:
     channels: tuple[int, ...] = ()
     max_channels: int = 512
     blocks: Literal["transposed", "upsample"] = "transposed"
+    form: Literal["working", "faithful"] = "working"
     discriminator_width: int = 64
     discriminator_norm: bool = True
 

@@ -43,8 +43,8 @@ def build(model: GanModel, size: int) -> Networks:
         )
     if model.name == "eigengan":
         return Networks(
-            EigenGenerator(size, model.directions, model.noise_dim, model.width, model.max_channels),
-            EigenDiscriminator(size, model.discriminator_width, model.max_channels),
+            EigenGenerator(size, model.directions, model.noise_dim, model.width, model.max_channels, form=model.form),
+            EigenDiscriminator(size, model.discriminator_width, model.max_channels, form=model.form),
         )
     raise ValueError(
         f"There is no GAN {model.name!r}.{nearest(model.name, _NAMES)} There are: {', '.join(_NAMES)}, and "

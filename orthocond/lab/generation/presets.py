@@ -34,7 +34,7 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
             preset=name,
             method=replace(_RIVALS, name="ol"),
             data=GanData(source, size, flip=True),
-            model=GanModel("eigengan", width=16, discriminator_width=16),
+            model=GanModel("eigengan", width=16, form="faithful", discriminator_width=16),
             objective=_EIGEN_OBJECTIVE,
             schedule=_EIGEN_SCHEDULE,
         ),
