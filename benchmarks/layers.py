@@ -67,7 +67,7 @@ def pooling(seconds):
             "covariance_pool": lambda x: covariance_pool(x, output="matrix"),
             "of the d x d covariance": full_covariance,
             "covariance_pool, NewtonSchulz(5)": lambda x: covariance_pool(
-                x, output="matrix", solver=oc.NewtonSchulz(5)
+                x, output="matrix", solver=oc.NewtonSchulz(steps=5)
             ),
         }
         contenders = {name: (lambda f=f, x=x, g=gradient: step(f, x, g)) for name, f in functions.items()}

@@ -26,11 +26,11 @@ def autograd_through_eigh(p):
 METHODS = {
     "orthocond.inv_sqrtm": oc.inv_sqrtm,
     "autograd through eigh": autograd_through_eigh,
-    "SVD, plain (appendix A)": lambda p: oc.inv_sqrtm(p, solver=oc.SVD("plain")),
-    "SVD, truncated at 1e10": lambda p: oc.inv_sqrtm(p, solver=oc.SVD("truncated")),
-    "SVD, Taylor degree 9": lambda p: oc.inv_sqrtm(p, solver=oc.SVD("taylor", degree=9)),
-    "SVD, Taylor degree 100": lambda p: oc.inv_sqrtm(p, solver=oc.SVD("taylor", degree=100)),
-    "SVD, Padé (the paper)": lambda p: oc.inv_sqrtm(p, solver=oc.SVD("pade")),
+    "SVD, plain (appendix A)": lambda p: oc.inv_sqrtm(p, solver=oc.SVD(gradient="plain")),
+    "SVD, truncated at 1e10": lambda p: oc.inv_sqrtm(p, solver=oc.SVD(gradient="truncated")),
+    "SVD, Taylor degree 9": lambda p: oc.inv_sqrtm(p, solver=oc.SVD(gradient="taylor", degree=9)),
+    "SVD, Taylor degree 100": lambda p: oc.inv_sqrtm(p, solver=oc.SVD(gradient="taylor", degree=100)),
+    "SVD, Padé (the paper)": lambda p: oc.inv_sqrtm(p, solver=oc.SVD(gradient="pade")),
     "Newton-Schulz, 5 steps": lambda p: oc.inv_sqrtm(p, solver=oc.NewtonSchulz(steps=5)),
 }
 

@@ -1,4 +1,4 @@
-"""What every matrix function shares: input checks, the symmetric part, and when values may be read."""
+"""Checks of arguments with the words of their errors, the precision to compute in, and when values may be read."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -47,18 +47,6 @@ def check_count(value: int, name: str, least: int) -> None:
     """Raise a `ValueError` if ``value`` is not an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} needs an integer of at least {least}; got {value!r}.")
-
-
-def symmetric_part(a: Tensor) -> Tensor:
-    """Return ``(A + Aᵀ) / 2``."""
-    return torch.lerp(a, a.mT, 0.5)
-
-
-def add_ridge(a: Tensor, eps: float) -> Tensor:
-    """Return ``A + eps I``."""
-    if eps == 0:
-        return a
-    return a + eps * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

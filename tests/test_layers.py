@@ -365,7 +365,7 @@ def test_autocast_does_not_touch_the_matrix_work():
     torch.testing.assert_close(y, layer.train()(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("solver", [Eigh(), SVD(), NewtonSchulz(20)], ids=repr)
+@pytest.mark.parametrize("solver", [Eigh(), SVD(), NewtonSchulz(steps=20)], ids=repr)
 def test_every_solver_fits_every_layer(solver):
     x = features(3, 4, 6, 6, spread=2.0).requires_grad_()
     exact = Eigh()

@@ -149,7 +149,9 @@ def test_meta_device_and_assigned_state():
 
 
 def test_repr():
-    text = repr(DecorrelatedBatchNorm2d(8, groups=2, solver=NewtonSchulz(5), average="whitening", synchronize=True))
+    text = repr(
+        DecorrelatedBatchNorm2d(8, groups=2, solver=NewtonSchulz(steps=5), average="whitening", synchronize=True)
+    )
     assert text == (
         "DecorrelatedBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True, groups=2, "
         "solver=NewtonSchulz(steps=5, normalize='trace'), average='whitening', synchronize=True)"

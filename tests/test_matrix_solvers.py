@@ -9,7 +9,9 @@ import orthocond as oc
 from tests.helpers import gradient, reference_gradient, relative_error, spd
 
 FUNCTIONS = {"sqrtm": oc.sqrtm, "inv_sqrtm": oc.inv_sqrtm}
-SVDS = [oc.SVD(gradient=g) for g in ("plain", "truncated", "top", "taylor", "pade")] + [oc.SVD("taylor", degree=100)]
+SVDS = [oc.SVD(gradient=g) for g in ("plain", "truncated", "top", "taylor", "pade")] + [
+    oc.SVD(gradient="taylor", degree=100)
+]
 
 both_functions = pytest.mark.parametrize("name", FUNCTIONS)
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, fx
 
-from orthocond._checks import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
+from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
     Observer,
     SVDLayer,
@@ -16,6 +16,7 @@ from orthocond.layers.base import (
 )
 from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
 from orthocond.matrix.solver import check_solver
+from orthocond.matrix.symmetric import add_ridge
 
 _EIGH = Eigh()
 _PER = ("image", "batch")

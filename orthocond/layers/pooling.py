@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, fx
 
-from orthocond._checks import add_ridge, at_least_float32, check_choice, check_not_negative, without_autocast
+from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
     SVDLayer,
     as_leaf,
@@ -15,6 +15,7 @@ from orthocond.layers.base import (
 )
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
 from orthocond.matrix.solver import check_solver
+from orthocond.matrix.symmetric import add_ridge
 
 _EIGH = Eigh()
 _OUTPUTS = ("triu", "matrix")

@@ -20,23 +20,17 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
 
-from orthocond._checks import (
-    at_least_float32,
-    check_choice,
-    check_not_negative,
-    smallest,
-    symmetric_part,
-    without_autocast,
-)
+from orthocond._checks import at_least_float32, check_choice, check_not_negative, smallest, without_autocast
 from orthocond.matrix import decompose
 from orthocond.matrix.solver import Solver
+from orthocond.matrix.symmetric import symmetric_part
 
 # Above this condition number float32 loses digits that users see: the gradient of the inverse root is off by 1e-3 at
 # 1e4 and by 15 % at 1e6, so "auto" repeats the decomposition in float64.
 _FLOAT32_CONDITION = 1e3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Eigh(Solver):
     """Eigendecomposition with the exact gradient: the default solver.
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from orthocond._checks import add_ridge, at_least_float32, check_choice, check_count, symmetric_part
+from orthocond._checks import at_least_float32, check_choice, check_count
 from orthocond.matrix.solver import DifferentiableOnce, Solver
+from orthocond.matrix.symmetric import add_ridge, symmetric_part
 
 # Steps of the sign iteration that solves the Lyapunov equation of the backward pass, as in the literature. A step
 # multiplies a small eigenvalue of the normalized root by 1.5: those below 1.5^-8 = 0.04 do not converge.
@@ -29,7 +30,7 @@ def _divisor(norm: Tensor) -> Tensor:
     return torch.where(norm == 0, 1, norm)[..., None, None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewtonSchulz(Solver):
     r"""Coupled Newton-Schulz iteration, known as iSQRT-COV and, for whitening, IterNorm.
 
@@ -70,7 +71,7 @@ class NewtonSchulz(Solver):
         return tuple(symmetric_part(found[kind]).to(a.dtype) for kind in kinds)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pade(Solver):
     r"""Diagonal Padé approximant of the root with a Lyapunov gradient, known as MPA.
 
@@ -103,7 +104,7 @@ class Pade(Solver):
         return torch.cholesky_solve(top, torch.linalg.cholesky(symmetric_part(bottom)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Taylor(Solver):
     r"""Truncated power series of the root with a Lyapunov gradient, known as MTP.
 

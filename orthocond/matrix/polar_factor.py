@@ -1,6 +1,8 @@
 """The nearest orthogonal matrix: the orthogonal factor of the polar decomposition (paper: section 4.1)."""
 
 import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,62 +15,202 @@ from orthocond._checks import (
     check_count,
     check_floating,
     check_not_negative,
+    smallest,
     without_autocast,
 )
 from orthocond.matrix import decompose
 from orthocond.matrix.eigh import all_above, apply_root, root_eigenvalues
 
-_METHODS = ("gram", "svd", "newton-schulz", "polar-express")
-
-# Cubic Newton-Schulz multiplies a small singular value by 1.5 a step: 30 steps bring 1e-4 of the norm to 1.
-_NEWTON_SCHULZ_STEPS = 30
+# Largest condition number of the Gram matrix for which float32 is enough: the relative error measured is 2e-6, and 6e-6
+# for sums of 131072 terms.
+_FLOAT32_CONDITION = 10.0
+# Multiplications of the Gram matrix from which float32 is worth an attempt: below, calls cost more than arithmetic.
+_FLOAT32_WORK = 2**20
 # Singular values of at least this fraction of the Frobenius norm converge under "polar-express". Smaller ones are lost
 # to float32 rounding anyway: the iteration sees their squares.
 _POLAR_EXPRESS_LOWER = 1e-4
+# Each step is made for an interval longer by this factor: rounding can put a singular value above the interval's end,
+# where a minimax polynomial grows so steeply that a few steps reach infinity.
+_POLAR_EXPRESS_SAFETY = 1.01
 # The quintic Newton-Schulz step, third order at 1: (15 x - 10 x³ + 3 x⁵) / 8.
 _QUINTIC = (1.875, -1.25, 0.375)
 
 
-def polar(g: Tensor, *, method: str = "gram", rank_tol: float | None = None, steps: int | None = None) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class PolarMethod(ABC):
+    """How a polar factor is computed: a frozen dataclass whose fields are its settings.
+
+    A method of your own is a subclass with the method `factor`; `polar` accepts it.
+    """
+
+    @abstractmethod
+    def factor(self, g: Tensor) -> Tensor:
+        """Return the polar factors of matrices ``(*, m, n)`` with at least one entry, in their dtype, differentiably.
+
+        Args:
+            g: The matrices, wide or tall, not checked for NaN and infinity.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class GramPolar(PolarMethod):
+    r"""Eigendecomposition of the smaller Gram matrix, the fastest on CPUs: the default method of `polar`.
+
+    :math:`(G G^T)^{-1/2} G` for wide G, :math:`G (G^T G)^{-1/2}` for tall G. Directions whose singular value is at or
+    below the rank tolerance get 0. It can be differentiated twice.
+
+    Attributes:
+        rank_tol: Singular values at or below ``rank_tol * largest`` count as zero. None takes the rounding error of
+            the input, its machine epsilon times the root of the longer side. It is never below 1e-8 times the root of
+            twice the shorter side: what is smaller the Gram matrix does not know, even in float64.
+        precision: ``"auto"`` computes in float32 where the condition number of a float32 or half-precision matrix is
+            below 3 and it is not small (more than a million multiplications), else in float64; ``"float64"`` always.
+
+    Accuracy:
+        About 1e-16 times the squared condition number in float64, below 1e-5 in float32.
+    """
+
+    rank_tol: float | None = None
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice(self.precision, "GramPolar(precision=...)", ("auto", "float64"))
+        if self.rank_tol is not None:
+            check_not_negative(self.rank_tol, "GramPolar(rank_tol=...)")
+
+    def factor(self, g: Tensor) -> Tensor:
+        """See `PolarMethod.factor`."""
+        short, long = sorted(g.shape[-2:])
+        if self.precision == "auto" and g.dtype != torch.float64 and short * short * long > _FLOAT32_WORK:
+            quick = _factor_in_float32(g)
+            if quick is not None:
+                return quick
+        # Eigenvalues of the Gram matrix carry a rounding error of this size: smaller ones are noise.
+        tol = max(_tolerance(self.rank_tol, g), math.sqrt(torch.finfo(torch.float64).eps * short))
+        work = g.double()
+        gram = _gram(work)
+        values, vectors = decompose.eigh(gram.detach())
+        return _apply_inverse_root(work, gram, values, vectors, tol).to(g.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVDPolar(PolarMethod):
+    """Singular value decomposition in float64, for condition numbers above 1e6.
+
+    Directions whose singular value is at or below the rank tolerance get 0. It can be differentiated twice.
+
+    Attributes:
+        rank_tol: Singular values at or below ``rank_tol * largest`` count as zero. None takes the rounding error of
+            the input, its machine epsilon times the root of the longer side.
+    """
+
+    rank_tol: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank_tol is not None:
+            check_not_negative(self.rank_tol, "SVDPolar(rank_tol=...)")
+
+    def factor(self, g: Tensor) -> Tensor:
+        """See `PolarMethod.factor`."""
+        work = g.double()
+        wide = g.shape[-2] <= g.shape[-1]
+        singular, vectors = decompose.svd((work if wide else work.mT).detach())
+        values, vectors = singular.square().flip(-1), vectors.flip(-1)  # ascending, as those of eigh
+        return _apply_inverse_root(work, _gram(work), values, vectors, _tolerance(self.rank_tol, g)).to(g.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonSchulzPolar(PolarMethod):
+    """Cubic Newton-Schulz iteration ``X ← (3 X - X Xᵀ X) / 2`` in the input's precision, at least float32.
+
+    It sees no single directions: it has no rank tolerance, and its gradient is that of the iteration.
+
+    Attributes:
+        steps: Number of steps. Each multiplies a small singular value by 1.5: 30 bring 1e-4 of the norm to 1.
+    """
+
+    steps: int = 30
+
+    def __post_init__(self) -> None:
+        check_count(self.steps, "NewtonSchulzPolar(steps=...)", 1)
+
+    def factor(self, g: Tensor) -> Tensor:
+        """See `PolarMethod.factor`."""
+        return _iterate(g, ((1.5, -0.5, 0.0),) * self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolarExpress(PolarMethod):
+    """Minimax-optimal quintic iteration of Amsel et al. (2025), finished by Newton-Schulz steps so that it converges.
+
+    Matrix products alone, for GPUs, in the input's precision, at least float32. It sees no single directions: it has
+    no rank tolerance, leaves a singular value below 1e-4 of the Frobenius norm at less than 1, and its gradient is
+    that of the iteration.
+
+    Attributes:
+        steps: Number of steps; None takes as many as singular values from 1e-4 of the norm need.
+    """
+
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            check_count(self.steps, "PolarExpress(steps=...)", 1)
+
+    def factor(self, g: Tensor) -> Tensor:
+        """See `PolarMethod.factor`."""
+        schedule = polar_express_coefficients()
+        if self.steps is not None:
+            schedule = (schedule + (_QUINTIC,) * self.steps)[: self.steps]
+        return _iterate(g, schedule)
+
+
+POLAR_METHODS: dict[str, type[PolarMethod]] = {
+    "gram": GramPolar,
+    "svd": SVDPolar,
+    "newton-schulz": NewtonSchulzPolar,
+    "polar-express": PolarExpress,
+}
+"""The names by which `polar` knows its methods."""
+
+_GRAM = GramPolar()
+
+
+def polar(g: Tensor, *, method: PolarMethod | str = _GRAM) -> Tensor:
     r"""Nearest matrix with orthonormal rows or columns: NOG of the paper.
 
     For :math:`G = U S V^T` (thin) returns :math:`U V^T`, the minimizer of :math:`\|G - R\|_F` over all R with
     orthonormal columns (or rows, if G is wide).
 
-    ``"gram"`` and ``"svd"`` give 0 to directions whose singular value is at or below the rank tolerance: noise is not
+    `GramPolar` and `SVDPolar` give 0 to directions whose singular value is at or below the rank tolerance: noise is not
     promoted to a direction, and a zero matrix gives zero. They can be differentiated twice. The gradient of the other
     two is that of their iteration.
 
     Args:
         g: Matrices ``(*, m, n)``, wide or tall.
-        method: ``"gram"``: eigendecomposition of the smaller Gram matrix in float64, the fastest on CPUs.
-            ``"svd"``: singular value decomposition in float64, for condition numbers above 1e6.
-            ``"newton-schulz"``: cubic iteration in the input's precision (float32 for half precision).
-            ``"polar-express"``: minimax-optimal quintic iteration of Amsel et al. (2025), finished by Newton-Schulz
-            steps so that it converges; matrix products alone, for GPUs.
-        rank_tol: Singular values at or below ``rank_tol * largest`` count as zero. None takes the rounding error of
-            the input, its machine epsilon times the root of the longer side. Not for the iterations: they cannot see
-            single directions, and leave one of size s below 1e-4 of the norm at less than 1.
-        steps: Number of iterations of the two iterations; None takes 30 for ``"newton-schulz"`` and as many as the
-            minimax recursion needs for ``"polar-express"``.
+        method: How to compute it: `GramPolar`, `SVDPolar`, `NewtonSchulzPolar`, `PolarExpress`, or a `PolarMethod` of
+            your own. The names ``"gram"``, ``"svd"``, ``"newton-schulz"`` and ``"polar-express"`` stand for the four
+            with their default settings.
 
     Returns:
         The polar factors, with shape, dtype and device of ``g``.
 
     Raises:
-        TypeError: If ``g`` is not a real floating-point tensor.
-        ValueError: If ``g`` has fewer than two dimensions or is not finite, or a setting is not valid.
+        TypeError: If ``g`` is not a real floating-point tensor, or ``method`` is no method.
+        ValueError: If ``g`` has fewer than two dimensions or is not finite, or no method has that name.
 
     Accuracy:
-        Of ``"gram"``: about 1e-16 times the squared condition number, and the rounding of the input's dtype. In
-        float32 and at a condition number of 1e3 the relative error measured on 64 x 27 matrices is 3e-8 for
-        ``"gram"`` and ``"svd"``, 1e-5 for the iterations.
+        In float32 and at a condition number of 1e3 the relative error measured on 64 x 27 matrices is 3e-8 for the
+        decompositions and 1e-5 for the iterations.
 
     Example:
         >>> g = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.1, 0.0]])
         >>> polar(g)
         tensor([[1., 0., 0.],
                 [0., 1., 0.]])
+        >>> polar(g, method=GramPolar(rank_tol=0.05))
+        tensor([[1., 0., 0.],
+                [0., 0., 0.]])
 
     References:
         Song, Sebe, Wang (2022), section 4.1. Higham, *Functions of Matrices* (2008), chapter 8.
@@ -79,50 +221,66 @@ def polar(g: Tensor, *, method: str = "gram", rank_tol: float | None = None, ste
             f"polar needs matrices (*, m, n); got shape {tuple(g.shape)}. Flatten a convolution weight with "
             ".flatten(1) first."
         )
-    check_choice(method, "polar(method=...)", _METHODS)
+    if isinstance(method, str):
+        check_choice(method, "polar(method=...)", tuple(POLAR_METHODS))
+        method = POLAR_METHODS[method]()
+    if not isinstance(method, PolarMethod):
+        hint = f" Add parentheses: {method.__name__}()." if isinstance(method, type) else ""
+        raise TypeError(f"polar(method=...) needs a method such as GramPolar() or 'gram'; got {method!r}.{hint}")
     if g.numel() == 0:
         return g.clone()
     with without_autocast(g.device):
-        if method in ("gram", "svd"):
-            if steps is not None:
-                raise ValueError(f"polar(steps=...) is for the iterations; method={method!r} has none.")
-            return _by_decomposition(g, method, rank_tol)
-        if rank_tol is not None:
-            raise ValueError(f"polar(rank_tol=...) needs method='gram' or 'svd'; method={method!r} sees no ranks.")
-        return _by_iteration(g, method, steps)
+        return method.factor(g)
 
 
-def _by_decomposition(g: Tensor, method: str, rank_tol: float | None) -> Tensor:
-    """``(GGᵀ)^-1/2 G`` for wide G, ``G (GᵀG)^-1/2`` for tall G; singular values below the tolerance count as zero."""
-    wide = g.shape[-2] <= g.shape[-1]
-    short, long = min(g.shape[-2:]), max(g.shape[-2:])
-    if rank_tol is None:
-        rank_tol = torch.finfo(g.dtype).eps * math.sqrt(long)
-    check_not_negative(rank_tol, "polar(rank_tol=...)")
-    work = g.double()
-    gram = work @ work.mT if wide else work.mT @ work
-    if method == "gram":
-        # Eigenvalues of the Gram matrix carry a rounding error of this size: smaller ones are noise.
-        rank_tol = max(rank_tol, math.sqrt(torch.finfo(torch.float64).eps * short))
-        values, vectors = decompose.eigh(gram.detach())
-    else:
-        singular, vectors = decompose.svd((work if wide else work.mT).detach())
-        values, vectors = singular.square().flip(-1), vectors.flip(-1)  # ascending, as those of eigh
-    complete = all_above(values, 0.0, rank_tol**2)
+def _tolerance(rank_tol: float | None, g: Tensor) -> float:
+    """The given tolerance, or the rounding error of the matrix."""
+    return torch.finfo(g.dtype).eps * math.sqrt(max(g.shape[-2:])) if rank_tol is None else rank_tol
+
+
+def _gram(x: Tensor) -> Tensor:
+    """The smaller Gram matrix."""
+    return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
+
+
+def _apply(inverse: Tensor, x: Tensor) -> Tensor:
+    """The inverse root of the smaller Gram matrix times X, from the side where it fits."""
+    return inverse @ x if x.shape[-2] <= x.shape[-1] else x @ inverse
+
+
+def _factor_in_float32(g: Tensor) -> Tensor | None:
+    """The polar factors by float32 work; None where the condition number is too large for it or cannot be read."""
+    if torch.compiler.is_compiling():
+        return None
+    work = g.float()
+    gram = _gram(work)
+    found = gram.detach()
+    # Eigenvalues within a factor r of each other have mean² / mean(λ²) of at least 4 r / (1 + r)² (Kantorovich): most
+    # matrices that are not fit for float32 are known by that, before the decomposition. NaN and overflow fail it too.
+    mean = found.diagonal(dim1=-2, dim2=-1).mean(-1)
+    evenness = smallest(mean.square() / found.square().sum((-2, -1)) * found.shape[-1])
+    if evenness is None or not evenness > 4 * _FLOAT32_CONDITION / (1 + _FLOAT32_CONDITION) ** 2:
+        return None
+    values, vectors = decompose.eigh(found)
+    if not all_above(values, 0.0, 1 / _FLOAT32_CONDITION):
+        return None
+    return _apply(apply_root(gram, values, values, vectors, True, True), work).to(g.dtype)
+
+
+def _apply_inverse_root(work: Tensor, gram: Tensor, values: Tensor, vectors: Tensor, tol: float) -> Tensor:
+    """The polar factors from ascending eigenvalues and eigenvectors of the Gram matrix; small ones count as zero."""
+    complete = all_above(values, 0.0, tol**2)
     if complete is False and not all_true(values < math.inf):
-        decompose.check_finite_batch(g)
+        decompose.check_finite_batch(work)
         raise ValueError("polar needs matrices whose squares are finite in float64; scale them down first.")
-    root = values if complete else root_eigenvalues(values, 0.0, rank_tol**2)
-    inverse = apply_root(gram, values, root, vectors, True, bool(complete))
-    return (inverse @ work if wide else work @ inverse).to(g.dtype)
+    root = values if complete else root_eigenvalues(values, 0.0, tol**2)
+    return _apply(apply_root(gram, values, root, vectors, True, bool(complete)), work)
 
 
-def _by_iteration(g: Tensor, method: str, steps: int | None) -> Tensor:
-    """Odd polynomials of the singular values, which all tend to 1, by matrix products."""
+def _iterate(g: Tensor, schedule: tuple[tuple[float, float, float], ...]) -> Tensor:
+    """Odd polynomials ``a x + b x³ + c x⁵`` of the singular values, which all tend to 1, by matrix products."""
     if g.shape[-2] < g.shape[-1]:
-        return _by_iteration(g.mT, method, steps).mT
-    if steps is not None:
-        check_count(steps, "polar(steps=...)", 1)
+        return _iterate(g.mT, schedule).mT
     if all_true(g.isfinite()) is False:
         decompose.check_finite_batch(g)
     x = g.to(at_least_float32(g.dtype))
@@ -130,16 +288,9 @@ def _by_iteration(g: Tensor, method: str, steps: int | None) -> Tensor:
     for norm in (x.abs().amax((-2, -1), keepdim=True), None):
         norm = torch.linalg.matrix_norm(x, keepdim=True) if norm is None else norm
         x = x / torch.where(norm == 0, 1, norm)
-    if method == "newton-schulz":
-        for _ in range(_NEWTON_SCHULZ_STEPS if steps is None else steps):
-            x = 1.5 * x - 0.5 * x @ (x.mT @ x)
-        return x.to(g.dtype)
-    schedule = polar_express_coefficients()
-    if steps is not None:
-        schedule = (schedule + (_QUINTIC,) * steps)[:steps]
     for a, b, c in schedule:
         gram = x.mT @ x
-        x = a * x + x @ (b * gram + c * gram @ gram)
+        x = a * x + x @ (b * gram + c * gram @ gram if c else b * gram)
     return x.to(g.dtype)
 
 
@@ -147,17 +298,18 @@ def _by_iteration(g: Tensor, method: str, steps: int | None) -> Tensor:
 def polar_express_coefficients(lower: float = _POLAR_EXPRESS_LOWER) -> tuple[tuple[float, float, float], ...]:
     """Coefficients (a, b, c) of the steps ``a x + b x³ + c x⁵`` that bring ``[lower, 1]`` to 1.
 
-    Each step is the best uniform approximation of 1 on the interval that the step before leaves; the last two are
-    Newton-Schulz steps, which take the rest from 1e-2 to below the rounding error of float32.
+    Each step is the best uniform approximation of 1 on the interval that the step before leaves, lengthened by 1 % for
+    rounding; the last two are Newton-Schulz steps, which take the rest from 1e-2 to below the rounding error of
+    float32.
 
     Example:
         >>> [round(c, 3) for c in polar_express_coefficients(1e-3)[0]]
-        [8.47, -25.108, 18.629]
+        [8.387, -24.371, 17.726]
     """
     steps = []
     low, high = lower, 1.0
     while high - low > 2e-2:
-        step = _minimax_quintic(low, high)
+        step = _minimax_quintic(low, high * _POLAR_EXPRESS_SAFETY)
         low = step[0] * low + step[1] * low**3 + step[2] * low**5
         high = 2 - low
         steps.append(step)

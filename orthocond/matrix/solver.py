@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Solver(ABC):
     """How a square root is computed: a frozen dataclass whose fields are its settings.
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orthocond._checks import check_floating, check_not_negative, check_square, symmetric_part
+from orthocond._checks import check_floating, check_not_negative, check_square
 from orthocond.matrix import decompose
+from orthocond.matrix.symmetric import symmetric_part
 
 
 @dataclass(frozen=True)

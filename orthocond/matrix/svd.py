@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from orthocond._checks import add_ridge, all_true, at_least_float32, check_choice, check_count, symmetric_part
+from orthocond._checks import all_true, at_least_float32, check_choice, check_count
 from orthocond.matrix import decompose
 from orthocond.matrix.solver import DifferentiableOnce, Solver
+from orthocond.matrix.symmetric import add_ridge, symmetric_part
 
 _GRADIENTS = ("plain", "truncated", "top", "taylor", "pade")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SVD(Solver):
     r"""Singular value decomposition with a gradient of the literature (paper: appendix A).
 

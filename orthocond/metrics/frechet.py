@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from orthocond._checks import check_floating, check_square, symmetric_part, without_autocast
+from orthocond._checks import check_floating, check_square, without_autocast
 from orthocond._distributed import several_processes
 from orthocond.matrix import decompose
+from orthocond.matrix.symmetric import symmetric_part
 from orthocond.metrics.inception import InceptionExtractor
 from orthocond.metrics.moments import FeatureMoments, join_across
 

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from orthocond._checks import check_not_negative, symmetric_part, without_autocast
+from orthocond._checks import check_not_negative, without_autocast
 from orthocond.matrix import inv_sqrtm, polar, square_roots
 from orthocond.matrix.decompose import check_finite_batch
 from orthocond.matrix.spectra import spectrum
+from orthocond.matrix.symmetric import symmetric_part
 from orthocond.weights._common import (
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,

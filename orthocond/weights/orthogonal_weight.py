@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
-from orthocond.matrix import polar
+from orthocond.matrix import GramPolar, polar
 from orthocond.matrix.decompose import check_finite_batch
 from orthocond.weights._common import (
     check_full_rank,
@@ -124,8 +124,8 @@ def _exponential(x: Tensor, base: Tensor) -> Tensor:
 
 
 def _polar(x: Tensor, base: Tensor) -> Tensor:
-    """The polar factor of X itself; it needs no base."""
-    return polar(x)
+    """The polar factor of X itself, to the last digit; it needs no base."""
+    return polar(x, method=GramPolar(precision="float64"))
 
 
 def _inverse(a: Tensor) -> Tensor:
