@@ -171,6 +171,53 @@ def test_rank_tolerance_is_without_the_ridge():
     torch.testing.assert_close(found, torch.diag(torch.tensor([0.25, 0.0])))
 
 
+@pytest.mark.parametrize(("small", "gap"), [(0.5, 0.7), (0.61, 0.6), (1.0, 0.6), (1.15, 0.6)])
+@both_functions
+def test_gradient_between_kept_and_left_out(name, small, gap):
+    """It is f / gap, with a gap of at least half the kept eigenvalue: the jump of f at the tolerance is no slope."""
+    a = torch.diag(torch.tensor([10.0, 1.2, small], dtype=torch.float64))
+    g = torch.zeros(3, 3, dtype=torch.float64)
+    g[1, 2] = g[2, 1] = 1.0
+    found = gradient(FUNCTIONS[name], a, g, solver=oc.Eigh(rank_tol=0.118))
+    f = 1.2 ** (-0.5 if name == "inv_sqrtm" else 0.5)
+    assert found[1, 2].item() == pytest.approx(f / gap, rel=1e-12)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-10, 1e-8, 1e-7, 1e-6])
+@both_functions
+def test_eps_below_the_rounding_of_a_singular_matrix(name, eps):
+    """The null space of a float32 covariance has eigenvalues of ±1e-7 of the largest: they must not add to eps.
+
+    The oracle knows the matrix before it was rounded. Value and gradient of a random rotation of rank 27 in 64.
+    """
+    x = torch.randn(64, 27, dtype=torch.float64)
+    values, u = torch.linalg.eigh(x @ x.mT / 27)
+    values[:37] = 0
+    a = (u * values) @ u.mT
+    root = (values + eps).sqrt()
+    f = 1 / root if name == "inv_sqrtm" else root
+    found = FUNCTIONS[name](a.float(), eps=eps)
+    assert relative_error(found, (u * f) @ u.mT) < 1e-6
+    g = torch.randn(64, 64, dtype=torch.float64)
+    slope = 1 / (root.unsqueeze(-1) + root)
+    if name == "inv_sqrtm":
+        slope = -slope / (root.unsqueeze(-1) * root)
+    expected = u @ (slope * (u.mT @ (g + g.mT) / 2 @ u)) @ u.mT
+    assert relative_error(gradient(FUNCTIONS[name], a.float(), g.float(), eps=eps), expected) < 1e-4
+
+
+def test_eps_above_the_rounding_takes_the_matrix_at_its_word():
+    a = torch.diag(torch.tensor([1.0, 1e-7]))
+    torch.testing.assert_close(oc.inv_sqrtm(a, eps=1e-6)[1, 1], torch.tensor((1.1e-6) ** -0.5))
+    torch.testing.assert_close(oc.inv_sqrtm(a, eps=1e-8)[1, 1], torch.tensor((1e-8) ** -0.5))
+
+
+def test_each_matrix_of_a_batch_has_its_own_rounding():
+    a = torch.stack([torch.diag(torch.tensor([1.0, 1e-7])), torch.diag(torch.tensor([1e-3, 1e-7]))])
+    found = oc.inv_sqrtm(a, eps=1e-8)[:, 1, 1]
+    torch.testing.assert_close(found, torch.tensor([1e-8, 1.1e-7]) ** -0.5)
+
+
 def test_zero_matrix_gives_zero():
     a = torch.zeros(2, 3, 3, requires_grad=True)
     for found in oc.square_roots(a):

@@ -32,20 +32,30 @@ _FLOAT32_CONDITION = 1e3
 
 @dataclass(frozen=True, kw_only=True)
 class Eigh(Solver):
-    """Eigendecomposition with the exact gradient: the default solver.
+    r"""Eigendecomposition with the exact gradient: the default solver.
 
     The gradient divides by sums of roots, never by eigenvalue gaps: it is exact where eigenvalues repeat, finite where
     they vanish, and can be differentiated a second time, in forward mode, under vmap and torch.compile.
 
-    Eigenvalues at or below the rank tolerance count as zero: both roots are 0 in their directions, so `inv_sqrtm` of a
-    singular matrix without ``eps`` is the root of its pseudo-inverse.
+    What counts as zero: rounding of the entries moves eigenvalues by about machine epsilon times the root of n times
+    the largest one, so that a singular matrix in float32 has small eigenvalues of both signs.
+
+    * Without ``eps``, eigenvalues at or below that size are left out: both roots are 0 in their directions, so
+      `inv_sqrtm` of a singular matrix is the root of its pseudo-inverse.
+    * With an ``eps`` below that size, they count as zero and get the ridge: the inverse root is ``1 / sqrt(eps)``.
+    * With a larger ``eps``, the matrix is taken at its word.
+
+    The gradient between a kept and a left-out direction is :math:`f_i / (\lambda_i - \lambda_j)`. Where two such
+    eigenvalues are within a factor of 2, on both sides of the tolerance, :math:`\lambda_i / 2` takes the place of the
+    gap: the gradient there is smaller than the true one, by 53 % of its norm in one test. An ``eps``, or a tolerance
+    in a gap of the spectrum, avoids it.
 
     Attributes:
         precision: ``"input"`` computes in the input's dtype (float32 for half precision), ``"float64"`` in float64,
             ``"auto"`` in float32 while all condition numbers are below 1e3 and else again in float64. Where values
             cannot be read (torch.compile, vmap) ``"auto"`` means ``"float64"``.
-        rank_tol: Eigenvalues at or below ``rank_tol * largest`` count as zero. None takes the rounding error of the
-            input, its machine epsilon times the root of n, if ``eps`` is 0, and no tolerance if ``eps`` is positive.
+        rank_tol: Eigenvalues at or below ``rank_tol * largest`` are left out, whatever ``eps`` is. None takes the rule
+            above, in which the rounding error is that of the input's dtype.
 
     Accuracy:
         Error of value and gradient grow like machine epsilon times the condition number; see the precision table in
@@ -62,31 +72,35 @@ class Eigh(Solver):
 
     def roots(self, a: Tensor, eps: float, kinds: tuple[str, ...]) -> tuple[Tensor, ...]:
         """See `Solver.roots`."""
-        tol = self.rank_tol
-        if tol is None and eps == 0:
-            # Measured on rank-deficient covariances of size 64 to 512: rounding makes eigenvalues of 1 to 5 machine
-            # epsilons of what is zero.
-            tol = torch.finfo(a.dtype).eps * a.shape[-1] ** 0.5
-        values, vectors, complete = self._decompose(symmetric_part(a.detach()), eps, tol or 0.0)
+        # Measured on rank-deficient covariances of size 64 to 512: rounding makes eigenvalues of 1 to 5 machine
+        # epsilons of what is zero.
+        rounding = torch.finfo(a.dtype).eps * a.shape[-1] ** 0.5
+        left_out = rounding if self.rank_tol is None and eps == 0 else self.rank_tol
+        values, vectors, complete = self._decompose(symmetric_part(a.detach()), eps, rounding, left_out or 0.0)
         shifted = values + eps if eps else values
-        root = shifted if complete else root_eigenvalues(values, eps, tol)
+        root = shifted if complete else root_eigenvalues(values, eps, left_out)
         work = a.to(vectors.dtype)
         return tuple(
             apply_root(work, shifted, root, vectors, kind == "inv_sqrt", complete).to(a.dtype) for kind in kinds
         )
 
-    def _decompose(self, a: Tensor, eps: float, tol: float) -> tuple[Tensor, Tensor, bool]:
+    def _decompose(self, a: Tensor, eps: float, rounding: float, left_out: float) -> tuple[Tensor, Tensor, bool]:
         """Eigenvalues and eigenvectors in the working precision, and whether it is known that none is left out."""
-        ridge = 0.0 if tol else eps  # the tolerance applies without the ridge
+        ridge = 0.0 if left_out else eps  # the tolerance applies without the ridge
         if self.precision == "auto" and a.dtype != torch.float64 and not torch.compiler.is_compiling():
             values, vectors = decompose.eigh(a.float())
-            if all_above(values, ridge, max(tol, 1 / _FLOAT32_CONDITION)):
+            if all_above(values, ridge, max(left_out, 1 / _FLOAT32_CONDITION)):
                 return values, vectors, True
         work = at_least_float32(a.dtype) if self.precision == "input" else torch.float64
         values, vectors = decompose.eigh(a.to(work))
-        complete = all_above(values, ridge, tol)
+        counts_zero = eps > 0 and self.rank_tol is None
+        if counts_zero and all_above(values, 0.0, rounding):
+            return values, vectors, True
+        complete = all_above(values, ridge, left_out)
         if complete is False:
             self._check_semidefinite(a, values, eps)
+        if counts_zero:
+            values = count_rounding_as_zero(values, eps, rounding)
         return values, vectors, complete is True
 
     def _check_semidefinite(self, a: Tensor, values: Tensor, eps: float) -> None:
@@ -113,6 +127,12 @@ def all_above(values: Tensor, eps: float, fraction: float) -> bool | None:
     """
     margin = smallest(torch.sub(values.select(-1, 0), values.select(-1, -1), alpha=fraction))
     return None if margin is None else margin > (fraction - 1) * eps
+
+
+def count_rounding_as_zero(values: Tensor, eps: float, rounding: float) -> Tensor:
+    """Set ascending eigenvalues up to the rounding error to 0 in matrices whose rounding error is above eps."""
+    error = rounding * values[..., -1:]
+    return torch.where((values <= error) & (error > eps), 0, values)
 
 
 def root_eigenvalues(values: Tensor, eps: float, tol: float | None) -> Tensor:
