@@ -90,3 +90,8 @@ def can_read_freely(x: Tensor) -> bool:
 def in_transform() -> bool:
     """Whether a transform of torch.func is active, whose tensors must not be kept."""
     return torch._C._are_functorch_transforms_active()
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running: a forward is then a recomputation by activation checkpointing."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

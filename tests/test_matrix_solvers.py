@@ -113,6 +113,33 @@ def test_newton_schulz_gradient_is_that_of_the_iteration(name, normalize):
     assert gradgradcheck(lambda x: FUNCTIONS[name](x, solver=solver), a)
 
 
+@pytest.mark.parametrize(
+    "solver", [oc.NewtonSchulz(), oc.NewtonSchulz(normalize="frobenius"), oc.Pade(), oc.Taylor()], ids=str
+)
+@both_functions
+def test_gradient_at_a_zero_covariance_is_finite(name, solver):
+    """One black image: its covariance is zero, and the others of the batch keep their gradients."""
+    a = torch.stack([spd(3, 10.0), torch.zeros(3, 3).double()])
+    g = torch.randn(2, 3, 3, dtype=torch.float64)
+    found = gradient(FUNCTIONS[name], a, g, solver=solver)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[0], gradient(FUNCTIONS[name], a[0], g[0], solver=solver))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize(
+    "solver", [oc.NewtonSchulz(), oc.NewtonSchulz(normalize="frobenius"), oc.Pade(), oc.Taylor()], ids=str
+)
+def test_iterations_at_all_scales(solver, scale):
+    """The root of c A is √c times that of A, also where squares of entries overflow or vanish in float32."""
+    a = spd(5, 10.0).float()
+    expected = oc.sqrtm(a, solver=solver)
+    torch.testing.assert_close(oc.sqrtm(scale * a, solver=solver) / scale**0.5, expected, rtol=1e-4, atol=1e-5)
+    g = torch.randn(5, 5)
+    found = gradient(oc.sqrtm, scale * a, g, solver=solver)
+    torch.testing.assert_close(found * scale**0.5, gradient(oc.sqrtm, a, g, solver=solver), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("solver", [oc.SVD(), oc.Pade(), oc.Taylor()], ids=str)
 def test_second_derivative_of_first_order_solvers_raises(solver):
     a = spd(2, 2.0).requires_grad_()

@@ -10,11 +10,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 from orthocond.matrix import matrix_view, polar, sqrtm
 from orthocond.matrix.spectra import spectrum
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
-from orthocond.weights import input_aware, orthogonal, patch_covariance, whitening_init_
+from orthocond.weights import (
+    SkewOrthogonalConv2d,
+    input_aware,
+    orthogonal,
+    patch_covariance,
+    spectral,
+    whitening_init_,
+)
+from tests.test_weights_orthogonal import move
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 # name: (layer, shape of an input)
@@ -212,6 +221,31 @@ def test_momentum_zero_is_the_plain_average():
         module(batch)
     expected = torch.stack([torch.cov(b.mT, correction=0) for b in batches]).mean(0)
     torch.testing.assert_close(module.parametrizations.weight[0].metric.covariance[0], expected)
+
+
+TREATED = {
+    "running metric": lambda: orthogonal(nn.Conv2d(3, 4, 3), metric="running"),
+    "spectral": lambda: move(spectral(nn.Conv2d(3, 4, 3))),
+    "skew": lambda: SkewOrthogonalConv2d(3, 4, 3),
+}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("treatment", TREATED)
+def test_activation_checkpointing(treatment, use_reentrant):
+    """The forward that is repeated in the backward pass finds what the first one used, and leaves it alone."""
+    plain = TREATED[treatment]()
+    repeated = copy.deepcopy(plain)
+    for _ in range(3):
+        x = torch.randn(8, 3, 6, 6, requires_grad=True)
+        plain.zero_grad()
+        plain(x).square().mean().backward()
+        repeated.zero_grad()
+        checkpoint(repeated, x, use_reentrant=use_reentrant).square().mean().backward()
+        for one, other in zip(plain.parameters(), repeated.parameters(), strict=True):
+            torch.testing.assert_close(other.grad, one.grad, rtol=1e-5, atol=1e-8)
+        for one, other in zip(plain.buffers(), repeated.buffers(), strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=0)
 
 
 def test_evaluation_changes_nothing():

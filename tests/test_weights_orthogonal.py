@@ -68,7 +68,7 @@ def test_it_starts_at_the_nearest_orthogonal_matrix(layer, map):
     module = LAYERS[layer]().double()
     own = view(module)
     orthogonal(module, map=map, gain=0.7)
-    torch.testing.assert_close(view(module), 0.7 * polar(own), rtol=0, atol=1e-14)
+    torch.testing.assert_close(view(module), 0.7 * polar(own), rtol=0, atol=1e-13)  # polar: 1e-16 κ²
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -240,6 +240,39 @@ def test_no_gradient_to_a_metric():
 def test_accuracy_in_float32(shape, map, bound):
     module = move(orthogonal(nn.Linear(shape[1], shape[0], bias=False), map=map), 0.05)
     assert error(module.weight.detach().double()) < bound
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0, 1e3, 1e4])
+@pytest.mark.parametrize("shape", [(64, 32), (64, 27), (27, 64), (33, 32), (32, 32), (64, 300)], ids=str)
+@pytest.mark.parametrize("map", ["cayley", "exponential"])
+def test_accuracy_where_the_parameter_has_grown(map, shape, scale):
+    """Both maps are orthogonal for any parameter. GeoTorch's exponential is off by 2e-5 at 10 and 3e-3 at 1e3."""
+    module = orthogonal(nn.Linear(shape[1], shape[0], bias=False), map=map)
+    with torch.no_grad():
+        module.parametrizations.weight.original.normal_(std=scale)
+    assert error(module.weight.detach().double()) < (5e-6 if map == "cayley" else 2e-7)
+
+
+def test_exponential_is_at_least_as_orthogonal_as_geotorch():
+    geotorch = pytest.importorskip("geotorch")
+    for scale in (1.0, 10.0, 100.0, 1e3):
+        ours, theirs = orthogonal(nn.Linear(32, 64), map="exponential"), nn.Linear(32, 64)
+        geotorch.orthogonal(theirs, "weight")
+        with torch.no_grad():
+            for module in (ours, theirs):
+                module.parametrizations.weight.original.normal_(std=scale)
+        assert error(ours.weight.detach().double()) <= error(theirs.weight.detach().double())
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (5, 3), (3, 3)], ids=str)
+def test_exponential_of_a_large_parameter_against_scipy(shape):
+    module = orthogonal(nn.Linear(shape[1], shape[0], bias=False).double(), map="exponential")
+    base = module.weight.detach()
+    with torch.no_grad():
+        raw = module.parametrizations.weight.original.normal_(std=5.0).detach()
+    a = raw @ base.mT - base @ raw.mT
+    expected = torch.from_numpy(scipy.linalg.expm(a.numpy())) @ base
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=0, atol=1e-10)
 
 
 def test_half_precision_and_autocast():

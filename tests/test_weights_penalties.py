@@ -77,6 +77,47 @@ def test_spectral_two_forwards_and_one_backward():
     (module(torch.randn(2, 4)) + module(torch.randn(2, 4))).sum().backward()
 
 
+@pytest.mark.parametrize("layer", ["linear-wide", "conv2d-groups"])
+def test_spectral_through_zero(layer):
+    """A weight that becomes zero gives zero and a finite gradient; afterwards the norm is 1 again."""
+    module = spectral(LAYERS[layer]())
+    raw = module.parametrizations.weight.original
+    own = raw.detach().clone()
+    with torch.no_grad():
+        raw.zero_()
+    for _ in range(3):
+        weight = module.weight
+        weight.sum().backward()
+        assert (weight == 0).all()
+        assert raw.grad.isfinite().all()
+    with torch.no_grad():
+        raw.copy_(own)
+    for _ in range(200):
+        weight = module.weight
+        assert weight.norm() < 10
+    assert abs(largest(matrix_view(weight.detach(), getattr(module, "groups", 1))) - 1) < 1e-4
+    assert abs(largest(matrix_view(module.eval().weight.detach(), getattr(module, "groups", 1))) - 1) < 1e-4
+
+
+def test_spectral_where_the_followed_vector_is_lost():
+    """The weight moves to where the followed vector is mapped to zero: the iteration starts anew."""
+    module = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    spectral(module)
+    with torch.no_grad():
+        module.parametrizations.weight.original.copy_(torch.tensor([[0.0, 0.0, 0.0], [0.0, 3.0, 4.0]]))
+    torch.testing.assert_close(module.weight, torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.6, 0.8]]))
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
+def test_spectral_at_all_scales(scale):
+    module = nn.Linear(5, 3)
+    with torch.no_grad():
+        module.weight.mul_(scale)
+    assert abs(largest(view(move(spectral(module), 0.0))) - 1) < 1e-5
+
+
 # spectral: shapes and dtypes, errors, life cycle
 
 

@@ -222,3 +222,23 @@ def test_compile():
     for _ in range(2):
         x = torch.randn(2, 3, 6, 6)
         torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_a_zero_kernel_is_the_identity_with_a_finite_gradient():
+    module = SkewOrthogonalConv2d(4, 4, 3, bias=False)
+    own = module.weight.detach().clone()
+    x = torch.randn(2, 4, 6, 6)
+    with torch.no_grad():
+        module.weight.zero_()
+    module.reset_norms()
+    for _ in range(3):
+        y = module(x)
+        (y * torch.randn_like(y)).sum().backward()
+        torch.testing.assert_close(y, x)
+        assert module.weight.grad.isfinite().all()
+        assert module.weight.grad.abs().max() < 100
+    with torch.no_grad():
+        module.weight.copy_(own)
+    for _ in range(50):
+        assert module(x).norm() < 2 * x.norm()
+    torch.testing.assert_close(module.eval()(x).norm(), x.norm(), rtol=1e-3, atol=0)

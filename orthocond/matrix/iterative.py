@@ -30,6 +30,13 @@ def _divisor(norm: Tensor) -> Tensor:
     return torch.where(norm == 0, 1, norm)[..., None, None]
 
 
+def _frobenius(p: Tensor) -> Tensor:
+    """The Frobenius norm; no square overflows or vanishes, and the gradient at a zero matrix is 0, not NaN."""
+    largest = p.detach().abs().amax((-2, -1))
+    divisor = _divisor(largest)
+    return torch.linalg.matrix_norm(p / divisor) * divisor[..., 0, 0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewtonSchulz(Solver):
     r"""Coupled Newton-Schulz iteration, known as iSQRT-COV and, for whitening, IterNorm.
@@ -58,7 +65,7 @@ class NewtonSchulz(Solver):
         if self.normalize == "trace":
             norm = p.diagonal(dim1=-2, dim2=-1).sum(-1)
         else:
-            norm = p.square().sum((-2, -1)).sqrt()
+            norm = _frobenius(p)
         c = _divisor(norm)
         identity = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         y = p / c
@@ -153,7 +160,7 @@ class _LyapunovRoot(Function):
 
     @staticmethod
     def forward(p: Tensor, kind: str, solver: Pade | Taylor) -> Tensor:
-        c = _divisor(torch.linalg.matrix_norm(p))
+        c = _divisor(_frobenius(p))
         value = symmetric_part(solver.value(p / c, kind))
         return value * c.sqrt() if kind == "sqrt" else value / c.sqrt()
 
@@ -181,7 +188,7 @@ def _solve_lyapunov(q: Tensor, g: Tensor) -> Tensor:
 
     The sign of :math:`\begin{pmatrix} Q & G \\ 0 & -Q \end{pmatrix}` has 2X in its upper right block.
     """
-    norm = _divisor(torch.linalg.matrix_norm(q))
+    norm = _divisor(_frobenius(q))
     b, c = q / norm, g / norm
     three = 3 * torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     for _ in range(_LYAPUNOV_STEPS):

@@ -14,6 +14,8 @@ from orthocond.matrix import matrix_view
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# A vector that a matrix shortens to less than this share of its longest row is lost to the power iteration.
+_LOST = 1e-6
 
 
 def find_parameter(module: nn.Module, name: str, caller: str) -> nn.Parameter:
@@ -101,3 +103,28 @@ def check_gain(gain: float, caller: str) -> float:
 def eye_like(a: Tensor) -> Tensor:
     """The identity of the size of the last dimension of ``a``."""
     return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+@torch.no_grad()
+def follow_singular_vector(w: Tensor, v: Tensor, steps: int) -> Tensor:
+    """Steps of the power iteration for the right singular vectors ``(*, n)`` of the largest singular values.
+
+    Vectors that the matrices ``(*, m, n)`` map to zero, where the iteration would stay for good, are replaced by the
+    longest row. For a zero matrix the vector stays as it is.
+    """
+    longest, index = torch.linalg.vector_norm(w, dim=-1).max(-1, keepdim=True)
+    row = torch.take_along_dim(w, index.unsqueeze(-1), dim=-2).squeeze(-2)
+    norm = torch.linalg.vector_norm(w @ v.unsqueeze(-1), dim=(-2, -1)).unsqueeze(-1)
+    v = torch.where(norm < _LOST * longest, row / _divisor(longest), v)
+    for _ in range(steps):
+        u = w @ v.unsqueeze(-1)
+        u = u / _divisor(torch.linalg.vector_norm(u, dim=-2, keepdim=True))
+        new = (w.mT @ u).squeeze(-1)
+        norm = torch.linalg.vector_norm(new, dim=-1, keepdim=True)
+        v = torch.where(norm == 0, v, new / _divisor(norm))
+    return v
+
+
+def _divisor(norm: Tensor) -> Tensor:
+    """The norm, and 1 where it is 0."""
+    return torch.where(norm == 0, 1, norm)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from orthocond._checks import check_not_negative, without_autocast
+from orthocond._checks import check_not_negative, in_backward, without_autocast
 from orthocond.matrix import inv_sqrtm, polar, square_roots
 from orthocond.matrix.decompose import check_finite_batch
 from orthocond.matrix.spectra import spectrum
@@ -191,7 +191,8 @@ class Metric(nn.Module):
 class FollowInput:
     """Forward-pre-hook that takes the covariance of the input of each training forward into the layer's metric.
 
-    It removes itself when the parametrization was removed. With several processes the batch is all of theirs.
+    It removes itself when the parametrization was removed. With several processes the batch is all of theirs. A forward
+    that activation checkpointing repeats in the backward pass is not counted again.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -201,7 +202,7 @@ class FollowInput:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not parametrize.is_parametrized(module, self.name):
             self.handle.remove()
-        elif module.training:
+        elif module.training and not in_backward():
             x = args[0] if args else kwargs["input"]
             metric = module.get_submodule(f"parametrizations.{self.name}.0.metric")
             assert isinstance(metric, Metric)

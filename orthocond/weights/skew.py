@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthocond._checks import at_least_float32, check_count, without_autocast
+from orthocond._checks import at_least_float32, check_count, in_backward, without_autocast
+from orthocond.weights._common import follow_singular_vector
 
 # The power-iterated norms bound the norm of the convolution by this factor times the kernel's side. The authors' 0.7
 # for 3x3 kernels keeps the skew convolution below norm 2.1; the same limit is kept here for other kernels, and the
@@ -121,7 +122,7 @@ class SkewOrthogonalConv2d(nn.Module):
         """Start the power iteration anew; needed after the kernel was changed by hand."""
         skew = _skew(self.weight.to(at_least_float32(self.weight.dtype)))
         for index in range(len(_FOUR)):
-            v = torch.randn_like(self.get_buffer(f"v{index}"))
+            v = F.normalize(torch.randn_like(self.get_buffer(f"v{index}")), dim=0)
             self._iterate(_unfold(skew, *_FOUR[index]), index, v, _FIRST_ITERATIONS)
 
     def kernel(self) -> Tensor:
@@ -129,22 +130,22 @@ class SkewOrthogonalConv2d(nn.Module):
         with without_autocast(self.weight.device):
             skew = _skew(self.weight.to(at_least_float32(self.weight.dtype)))
             norms = torch.stack([self._norm(skew, index) for index in range(len(_FOUR))])
+            # A zero kernel stays zero, with a finite gradient.
+            norm = norms.amin()
             scale = min(1.0, _NORM_LIMIT / self.kernel_size)
-            return (skew * (scale / norms.amin().clamp(min=torch.finfo(skew.dtype).tiny))).to(self.weight.dtype)
+            return (skew * (scale / torch.where(norm == 0, 1, norm))).to(self.weight.dtype)
 
     def _norm(self, skew: Tensor, index: int) -> Tensor:
         """Norm of one of the four matrices by its followed singular vector, differentiable in the matrix."""
         matrix = _unfold(skew, *_FOUR[index])
         # A copy: the next forward may overwrite it, and a backward through this one still needs it.
         v = self.get_buffer(f"v{index}").to(matrix.dtype, copy=True)
-        if self.training:
+        if self.training and not in_backward():
             v = self._iterate(matrix.detach(), index, v, 1)
         return torch.linalg.vector_norm(matrix @ v)
 
-    @torch.no_grad()
     def _iterate(self, matrix: Tensor, index: int, v: Tensor, steps: int) -> Tensor:
-        for _ in range(steps):
-            v = F.normalize(matrix.mT @ F.normalize(matrix @ v, dim=0), dim=0)
+        v = follow_singular_vector(matrix, v, steps)
         self.get_buffer(f"v{index}").copy_(v)
         return v
 

@@ -2,13 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from orthocond._checks import at_least_float32, check_count, without_autocast
-from orthocond.weights._common import find_parameter, groups_of, matrices, register
-
-# Smallest norm that is divided by, as in torch: a weight that becomes zero gives zero, not NaN.
-_TINY = 1e-12
+from orthocond._checks import at_least_float32, check_count, in_backward, without_autocast
+from orthocond.weights._common import find_parameter, follow_singular_vector, groups_of, matrices, register
 
 
 class SpectralNorm(nn.Module):
@@ -20,7 +16,6 @@ class SpectralNorm(nn.Module):
         iterations: Power iterations in each training forward.
     """
 
-    u: Tensor
     v: Tensor
 
     def __init__(self, weight: Tensor, groups: int = 1, iterations: int = 1) -> None:
@@ -30,37 +25,26 @@ class SpectralNorm(nn.Module):
         self.iterations = iterations
         w = matrices(weight.detach(), groups)
         dtype = at_least_float32(w.dtype)
-        self.register_buffer("u", w.new_zeros(w.shape[:-1], dtype=dtype))
         self.register_buffer("v", w.new_zeros(w.shape[0], w.shape[-1], dtype=dtype))
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the raw weight divided by its largest singular value."""
         with without_autocast(raw.device):
             w = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
-            if self.training:
-                self._iterate(w.detach())
-            # Copies: the next forward overwrites the vectors, and a backward through this one still needs them.
-            u, v = self.u.to(w.dtype, copy=True), self.v.to(w.dtype, copy=True)
-            sigma = (u * (w @ v.unsqueeze(-1)).squeeze(-1)).sum(-1)
-            # The norm of the block-diagonal matrix of all groups.
-            return (raw / sigma.amax().clamp(min=_TINY)).to(raw.dtype)
-
-    @torch.no_grad()
-    def _iterate(self, w: Tensor) -> None:
-        v = self.v.to(w.dtype).unsqueeze(-1)
-        for _ in range(self.iterations):
-            u = F.normalize(w @ v, dim=-2, eps=_TINY)
-            v = F.normalize(w.mT @ u, dim=-2, eps=_TINY)
-        self.u.copy_(u.squeeze(-1))
-        self.v.copy_(v.squeeze(-1))
+            if self.training and not in_backward():
+                self.v.copy_(follow_singular_vector(w.detach(), self.v.to(w.dtype), self.iterations))
+            # A copy: the next forward overwrites the vectors, and a backward through this one still needs them.
+            v = self.v.to(w.dtype, copy=True)
+            # The norm of the block-diagonal matrix of all groups. A zero weight stays zero, with a finite gradient.
+            sigma = torch.linalg.vector_norm(w @ v.unsqueeze(-1), dim=(-2, -1)).amax()
+            return (raw / torch.where(sigma == 0, 1, sigma)).to(raw.dtype)
 
     def right_inverse(self, value: Tensor) -> Tensor:
         """Take the weight as the raw one, and its singular vectors, so that the norm is exact from the start."""
         w = matrices(value.detach(), self.groups).double()
         if not bool(w.isfinite().all()) or not bool(w.any()):
             raise ValueError("spectral needs a finite weight that is not zero, which has no direction to normalize.")
-        u, _, vh = torch.linalg.svd(w, full_matrices=False)
-        self.u.copy_(u[..., 0])
+        _, _, vh = torch.linalg.svd(w, full_matrices=False)
         self.v.copy_(vh[..., 0, :])
         return value.detach().clone()
 
