@@ -165,15 +165,19 @@ class PolarExpress(PolarMethod):
         return _iterate(g, schedule)
 
 
-POLAR_METHODS: dict[str, type[PolarMethod]] = {
-    "gram": GramPolar,
-    "svd": SVDPolar,
-    "newton-schulz": NewtonSchulzPolar,
-    "polar-express": PolarExpress,
-}
-"""The names by which `polar` knows its methods."""
-
 _GRAM = GramPolar()
+_DECOMPOSITIONS: dict[str, type[GramPolar | SVDPolar]] = {"gram": GramPolar, "svd": SVDPolar}
+_ITERATIONS: dict[str, PolarMethod] = {"newton-schulz": NewtonSchulzPolar(), "polar-express": PolarExpress()}
+
+
+def polar_method(name: str, rank_tol: float | None = None) -> PolarMethod:
+    """The method with this name and rank tolerance, which only ``"gram"`` and ``"svd"`` can have."""
+    check_choice(name, "polar(method=...)", (*_DECOMPOSITIONS, *_ITERATIONS))
+    if name in _DECOMPOSITIONS:
+        return _DECOMPOSITIONS[name](rank_tol=rank_tol)
+    if rank_tol is not None:
+        raise ValueError(f"A rank tolerance needs method='gram' or 'svd'; {name!r} sees no ranks.")
+    return _ITERATIONS[name]
 
 
 def polar(g: Tensor, *, method: PolarMethod | str = _GRAM) -> Tensor:
@@ -222,8 +226,7 @@ def polar(g: Tensor, *, method: PolarMethod | str = _GRAM) -> Tensor:
             ".flatten(1) first."
         )
     if isinstance(method, str):
-        check_choice(method, "polar(method=...)", tuple(POLAR_METHODS))
-        method = POLAR_METHODS[method]()
+        method = polar_method(method)
     if not isinstance(method, PolarMethod):
         hint = f" Add parentheses: {method.__name__}()." if isinstance(method, type) else ""
         raise TypeError(f"polar(method=...) needs a method such as GramPolar() or 'gram'; got {method!r}.{hint}")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_choice, check_not_negative
-from orthocond.matrix import GramPolar, PolarMethod, SVDPolar, polar
+from orthocond.matrix import polar
+from orthocond.matrix.polar_factor import polar_method
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 _TINY = torch.finfo(torch.float64).tiny  # keeps 0 / 0 at 0
@@ -72,7 +73,7 @@ class NearestOrthogonal:
         Raises:
             ValueError: If an entry is not finite.
         """
-        return polar(matrices, method=self._polar_method(self.rank_tol))
+        return polar(matrices, method=polar_method(self.method, self.rank_tol))
 
     def nearest_update(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the weight after an orthogonal update of the same Frobenius norm: what the update form does.
@@ -99,12 +100,6 @@ class NearestOrthogonal:
             # The largest singular value is at least |Δ|/√r. At most 1/2, so that some direction is left.
             noise = eps * before.abs().amax() * math.sqrt(short) / norm.amax().clamp(min=_TINY)
             rank_tol = max(eps if rank_tol is None else rank_tol, min(float(noise), 0.5))
-        nearest = polar(update, method=self._polar_method(rank_tol)).double()
+        nearest = polar(update, method=polar_method(self.method, rank_tol)).double()
         ratio = norm / nearest.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
         return before + (nearest * ratio).to(before.dtype)
-
-    def _polar_method(self, rank_tol: float | None) -> PolarMethod | str:
-        """The method for `polar`; only the decompositions know a rank tolerance."""
-        if self.method == "gram":
-            return GramPolar(rank_tol=rank_tol)
-        return SVDPolar(rank_tol=rank_tol) if self.method == "svd" else self.method

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from orthocond._checks import check_choice, without_autocast
 from orthocond.matrix import polar
+from orthocond.matrix.polar_factor import polar_method
 from orthocond.weights._common import check_full_rank
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
@@ -141,7 +142,7 @@ class Stiefel:
     def _polar(self, matrices: Tensor, dtype: torch.dtype) -> Tensor:
         """Polar factors, in which singular values of the size of the rounding of ``dtype`` are no directions."""
         rank_tol = 2 * torch.finfo(dtype).eps if self.method in ("gram", "svd") else None
-        return polar(matrices, method=self.method, rank_tol=rank_tol)
+        return polar(matrices, method=polar_method(self.method, rank_tol))
 
     def _gain(self, weight: Tensor) -> float | Tensor:
         """The scale g ``(*, 1, 1)`` of the weight on the manifold."""
