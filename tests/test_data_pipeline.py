@@ -180,18 +180,16 @@ def test_processes_share_the_batches_of_one(world_size, train):
     assert [len(rank) for rank in ranks] == [5] * world_size if train else [6] + [5] * (world_size - 1)
 
 
-def test_drop_last():
+def test_an_incomplete_last_batch_is_for_evaluation_only():
     data = numbered(10)
     assert len(Pipeline(data=data, batch_size=4, train=True)) == 2
-    assert len(Pipeline(data=data, batch_size=4, train=True, drop_last=False)) == 3
     assert len(Pipeline(data=data, batch_size=4, train=False)) == 3
-    assert len(Pipeline(data=data, batch_size=4, train=False, drop_last=True)) == 2
 
 
 # Errors
 
 
-def test_broken_file_is_named_or_left_out_of_its_batch(tmp_path):
+def test_broken_file_is_named_where_its_batch_is_made(tmp_path):
     folder = write_tree(tmp_path, [f"{c}/{i}.png" for c in "ab" for i in range(3)])
     file = folder / "b" / "1.png"
     file.write_bytes(file.read_bytes()[:100])
@@ -201,13 +199,6 @@ def test_broken_file_is_named_or_left_out_of_its_batch(tmp_path):
     assert len(next(batches).labels) == 3
     with pytest.raises(ValueError, match=r"b/1.png cannot be decoded"):
         next(batches)
-    data = load(folder, in_memory=False, on_error="skip")
-    with pytest.warns(UserWarning, match=r"left out of its batch: .*b/1.png"):
-        sizes = [len(batch.labels) for batch in Pipeline(data=data, **settings, prefetch=0).batches()]
-    assert sizes == [3, 2]
-    assert data.skipped == (str(file),)
-    assert "1 broken files skipped" in repr(data)
-    assert [len(batch.labels) for batch in Pipeline(data=data, **settings).batches()] == [3, 2]  # warned once
 
 
 def test_errors():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from orthocond._checks import check_count
 from orthocond.lab.data.archives import ARCHIVES, is_archive
 from orthocond.lab.data.cifar import is_cifar, read_cifar
-from orthocond.lab.data.encoded import BrokenImageError, check_on_error
+from orthocond.lab.data.encoded import BrokenImageError
 from orthocond.lab.data.folders import read_images
 from orthocond.lab.data.hub import is_hub, read_hub
 from orthocond.lab.data.idx import FASHION, is_idx, read_idx
@@ -62,13 +62,7 @@ def load(
     root: str | os.PathLike[str] | None = None,
     size: int | None = None,
     limit: int | None = None,
-    seed: int = 0,
-    on_error: str = "raise",
     in_memory: bool | None = None,
-    memory_limit: int = 2**31,
-    check: bool = True,
-    stream: bool = False,
-    label_column: str | None = None,
 ) -> ImageData:
     """Images by name or path; the format is found out.
 
@@ -77,23 +71,16 @@ def load(
     in ``root``. Paths: a folder, zip or tar with a folder for each class, with ``train``, ``val`` and ``test`` folders
     of these, or with images alone; the folder or tar.gz of CIFAR; a folder of IDX files; what ``datasets`` saves.
 
-    All images become RGB. Nothing is downloaded (but by ``datasets``), unpacked or executed.
+    All images become RGB. Every file is opened before anything else, so that a broken one does not stop a training.
+    Nothing is downloaded (but by ``datasets``), unpacked or executed.
 
     Args:
         source: The name or path.
         split: ``"train"``, ``"val"`` or ``"test"``; if None, ``"train"`` or all of data without splits.
         root: Folder in which names are looked up; the environment variable ``ORTHOCOND_DATA``, else ``data``, if None.
-        size: Scale the shorter side to it and cut out the middle; of sprites, their side.
+        size: Scale the shorter side to it and cut out the middle; for sprites, their side.
         limit: Take this many images at random, each class in its share.
-        seed: Of that choice, and of sprites.
-        on_error: Whether a broken image or empty class folder raises (``"raise"``) or is left out with a warning and
-            counted (``"skip"``).
-        in_memory: Whether to decode now or when asked for; if None, now if all have one size and fit.
-        memory_limit: How many bytes fit.
-        check: Whether to open every file before anything else, so that a broken one does not stop a training. Without,
-            images of a folder are decoded when asked for.
-        stream: Of Hugging Face datasets, read the first ``limit`` examples without fetching the rest.
-        label_column: Of Hugging Face datasets, which labels.
+        in_memory: Whether to decode now or when asked for; if None, now if all have one size and fit into 2 GiB.
 
     Raises:
         FileNotFoundError: If there is no such name or path; the message gives the nearest name.
@@ -105,54 +92,47 @@ def load(
         >>> load("sprites", limit=50)
         Sprites 'sprites', split 'train': 50 images 3x32x32 in memory (153600 bytes), 12 classes
     """
-    check_on_error(on_error)
     for name, value in (("size", size), ("limit", limit)):
         if value is not None:
             check_count(value, f"load({name}=...)", 1)
-    options = Options(split, size, limit, seed, on_error, in_memory, memory_limit, check, stream, label_column)
+    options = Options(split, size, limit, in_memory)
     source = os.fspath(source)
     if source == "sprites":
-        _refuse_others(source, options, in_memory=True)
-        return sprites(limit, size=size or 32, split=split, seed=seed)
+        _check_in_memory(source, in_memory)
+        return sprites(limit, size=size or 32, split=split)
+    cache = Path(root) if root else None
     if source.startswith("hf:"):
-        return read_hub(source[3:], options, Path(root) if root else None)
-    folder = Path(root or os.environ.get("ORTHOCOND_DATA") or "data")
-    path = _find(source, folder)
+        return read_hub(source[3:], options, cache)
+    path = _find(source, Path(root or os.environ.get("ORTHOCOND_DATA") or "data"))
     if is_hub(path):
-        return read_hub(path, options, Path(root) if root else None)
-    _refuse_others(source, options, in_memory=is_idx(path) or is_cifar(path))
+        return read_hub(path, options, cache)
     if is_idx(path):
         data = read_idx(path, options, FASHION if source == "fashion-mnist" else ())
     elif is_cifar(path):
         data = read_cifar(path, options)
     else:
         return read_images(path, options)
+    _check_in_memory(source, in_memory)
     if limit is not None and limit < len(data):
-        data = data.sample(limit, seed)
+        data = data.sample(limit)
     return data.resized(size) if size else data
 
 
 def load_pair(
     source: str | os.PathLike[str],
     *,
-    holdout: float = 0.1,
     root: str | os.PathLike[str] | None = None,
     size: int | None = None,
     limit: int | None = None,
-    seed: int = 0,
-    on_error: str = "raise",
     in_memory: bool | None = None,
 ) -> Pair:
-    """Training and held-out images: the splits ``train`` and ``val``, else ``test``, else a fraction split off.
+    """Training and held-out images: the splits ``train`` and ``val``, else ``test``, else a tenth of each class.
 
     Args:
-        source: As of `load`, and so are the other arguments.
-        holdout: The fraction of each class that is held out of data that has one split.
+        source: The name or path, as for `load`.
         root: Folder of names.
         size: Side of the images.
         limit: Number of training images; all held-out images are taken.
-        seed: Of all that is random.
-        on_error: What to do with broken images.
         in_memory: Whether to decode now.
 
     Raises:
@@ -165,9 +145,7 @@ def load_pair(
     """
 
     def part(split: str | None, count: int | None) -> ImageData:
-        return load(
-            source, split=split, root=root, size=size, limit=count, seed=seed, on_error=on_error, in_memory=in_memory
-        )
+        return load(source, split=split, root=root, size=size, limit=count, in_memory=in_memory)
 
     for split in ("val", "test"):
         try:
@@ -175,8 +153,8 @@ def load_pair(
         except MissingSplitError:
             continue
         return Pair(part("train", limit), held_out)
-    train, held_out = part(None, None).split_off(holdout, seed)
-    return Pair(train.sample(limit, seed) if limit is not None and limit < len(train) else train, held_out)
+    train, held_out = part(None, None).split_off()
+    return Pair(train.sample(limit) if limit is not None and limit < len(train) else train, held_out)
 
 
 def names(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
@@ -201,11 +179,8 @@ def names(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     return found
 
 
-def _refuse_others(source: str, options: Options, *, in_memory: bool) -> None:
-    """No option is ignored: raise for those that this source does not have."""
-    if options.stream or options.label_column is not None:
-        raise ValueError(f"stream and label_column are for Hugging Face datasets, which {source} is not.")
-    if in_memory and options.in_memory is False:
+def _check_in_memory(source: str, in_memory: bool | None) -> None:
+    if in_memory is False:
         raise ValueError(f"{source} is always in memory; leave out in_memory=False.")
 
 

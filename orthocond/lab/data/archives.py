@@ -1,16 +1,29 @@
 """Files of a folder, zip or tar, listed once and read one by one from any thread or process; nothing is unpacked."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import stat
+import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from orthocond.lab.text import printable
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+# More than any collection of images has, and little enough not to fill memory or disk by a small malicious file.
+_FILES = 5_000_000  # in a folder or archive
+_BYTES = 2**29  # of one file
+_RATIO = 200  # of bytes unpacked to bytes packed, from
+_FREE = 2**26  # bytes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +39,35 @@ class Entry:
     """The folder or archive."""
     offset: int = 0
     length: int | None = None
-    deflated: bool = False
+    """Bytes in the archive; None for a whole file."""
+    deflated: int | None = None
+    """Bytes after inflating; None if they are not deflated."""
+    crc: int | None = None
     content: bytes | None = None
 
     def read(self) -> bytes:
-        """The bytes of the file."""
+        """The bytes of the file.
+
+        Raises:
+            OSError: If it cannot be read, or is not what the archive said it is.
+        """
         if self.content is not None:
             return self.content
         if self.length is None:
-            return Path(self.where, self.name).read_bytes()
+            return read_file(Path(self.where, self.name))
         with open(self.where, "rb") as file:
             file.seek(self.offset)
             content = file.read(self.length)
-        return zlib.decompress(content, -15) if self.deflated else content
+        if len(content) != self.length:
+            raise OSError("the archive ends in the middle of the file")
+        if self.deflated is not None:
+            inflate = zlib.decompressobj(-15)
+            content = inflate.decompress(content, self.deflated + 1)
+            if len(content) != self.deflated:
+                raise OSError(f"it has not the {self.deflated} bytes that the archive says")
+        if self.crc is not None and zlib.crc32(content) != self.crc:
+            raise OSError("its content has not the checksum that the archive says")
+        return content
 
     def open(self) -> BinaryIO:
         """The file as a stream."""
@@ -47,7 +76,34 @@ class Entry:
         return io.BytesIO(self.read())
 
     def __str__(self) -> str:
-        return f"{self.where}/{self.name}"
+        return printable(f"{self.where}/{self.name}")
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file that is neither a pipe nor a device nor larger than any image.
+
+    Raises:
+        OSError: If it is, or cannot be read.
+    """
+    about = os.stat(path)
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError("it is a pipe, device or folder")
+    if about.st_size > _BYTES:
+        raise OSError(f"it has {about.st_size} bytes, and {_BYTES} are allowed")
+    return path.read_bytes()
+
+
+def check_expansion(name: object, packed: int, unpacked: int) -> None:
+    """Refuse what would grow out of proportion when unpacked.
+
+    Raises:
+        ValueError: If it would.
+    """
+    if unpacked > max(_FREE, _RATIO * packed):
+        raise ValueError(
+            f"{printable(name)} has {packed} bytes and would have {unpacked} when unpacked, more than {_RATIO} times "
+            "as many. If you trust it, unpack it yourself and load the folder."
+        )
 
 
 def is_archive(path: Path) -> bool:
@@ -66,74 +122,152 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> tuple[list[Entry], lis
         The wanted files, and the names of the others and of empty folders (which end in ``/``).
 
     Raises:
-        ValueError: If the archive is broken, encrypted or packed in a way that cannot be read.
+        ValueError: If the archive is broken, cut off, encrypted or packed in a way that cannot be read; if it holds
+            links, or a name twice; if it is too large; if a folder contains itself by a link, or holds a pipe.
     """
     try:
         if path.is_dir():
-            found = _folder(path)
+            listing = _folder(path)
+        elif not path.is_file():
+            raise OSError("it is neither a folder nor a regular file")
         elif path.name.lower().endswith(".zip"):
-            found = _zip(path)
+            listing = _zip(path)
         else:
-            found = _tar(path, wanted)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}). Is the file complete? Copy or pack it again.") from error
-    found = [e for e in found if not any(p.startswith(".") or p == "__MACOSX" for p in e.name.rstrip("/").split("/"))]
-    found.sort(key=lambda entry: entry.name)
-    kept = [entry for entry in found if wanted(entry.name)]
-    return kept, [entry.name for entry in found if not wanted(entry.name)]
+            listing = _tar(path, wanted)
+        found: dict[str, Entry] = {}
+        for entry in listing:
+            if any(p.startswith(".") or p == "__MACOSX" for p in entry.name.rstrip("/").split("/")):
+                continue
+            if entry.name in found:
+                raise OSError(f"it holds {entry.name} twice")
+            if len(found) == _FILES:
+                raise OSError(f"it holds more than {_FILES} files")
+            found[entry.name] = entry
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{printable(path)} cannot be read ({printable(error)}). Is the file complete? Copy or pack it again."
+        ) from error
+    ordered = [found[name] for name in sorted(found)]
+    kept = [entry for entry in ordered if wanted(entry.name)]
+    return kept, [entry.name for entry in ordered if not wanted(entry.name)]
 
 
-def _folder(path: Path) -> list[Entry]:
-    found = []
-    for folder, folders, files in os.walk(path, followlinks=True):
-        inside = Path(folder).relative_to(path).as_posix()
-        prefix = "" if inside == "." else f"{inside}/"
-        found += [Entry(prefix + name, str(path)) for name in files]
-        if not files and not folders:
-            found.append(Entry(prefix, str(path)))
-    return found
+# What the standard library raises on damaged archives. Decoders of names raise UnicodeError.
+_UNREADABLE = (
+    *(OSError, EOFError, UnicodeError, OverflowError, NotImplementedError),
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, RecursionError),
+)
+_PACKED: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_TOO_LARGE = f"a file in it is longer than it, or it would be more than {_RATIO} times as large when unpacked"
+_LINK = "the link {}; pack the files themselves (tar --dereference --hard-dereference)"
 
 
-def _zip(path: Path) -> list[Entry]:
-    found = []
+def _folder(path: Path) -> Iterator[Entry]:
+    """Files below a folder, following links, but not into a folder that contains itself."""
+    waiting: list[tuple[Path, str, tuple[Path, ...]]] = [(path, "", (path.resolve(),))]
+    while waiting:
+        folder, prefix, above = waiting.pop()
+        empty = True
+        with os.scandir(folder) as files:
+            for file in files:
+                empty = False
+                name = prefix + file.name
+                if file.name.startswith("."):
+                    continue
+                if file.is_dir():
+                    inside = Path(file.path).resolve() if file.is_symlink() else above[-1] / file.name
+                    if inside in above:
+                        raise OSError(f"{name} is a link to a folder that contains it")
+                    waiting.append((Path(file.path), f"{name}/", (*above, inside)))
+                elif file.is_file():
+                    yield Entry(name, str(path))
+                else:
+                    raise OSError(f"{name} is a pipe, a device, or a link to nothing")
+        if empty and prefix:
+            yield Entry(prefix, str(path))
+
+
+def _zip(path: Path) -> Iterator[Entry]:
     with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
-        for member in archive.infolist():
+        members = archive.infolist()
+        check_expansion(path, path.stat().st_size, sum(member.file_size for member in members))
+        for member in members:
             if member.is_dir():
                 continue
+            if stat.S_ISLNK(member.external_attr >> 16):
+                raise OSError(f"it holds {_LINK.format(member.filename)}")
+            if member.file_size > _BYTES:
+                raise OSError(f"{member.filename} has {member.file_size} bytes, and {_BYTES} are allowed")
             if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(
-                    f"{path}: {member.filename} is encrypted or packed with method {member.compress_type}. "
-                    "Pack the images again without encryption (zip -0 is fastest to read)."
+                    f"{printable(path)}: {printable(member.filename)} is encrypted or packed with method "
+                    f"{member.compress_type}. Pack the images again without encryption (zip -0 is fastest to read)."
                 )
             # The local header repeats the name and has extra fields of its own length: the data start behind both.
-            file.seek(member.header_offset + 26)
-            lengths = file.read(4)
-            offset = member.header_offset + 30 + int.from_bytes(lengths[:2], "little")
-            offset += int.from_bytes(lengths[2:], "little")
-            deflated = member.compress_type == zipfile.ZIP_DEFLATED
-            found.append(Entry(member.filename, str(path), offset, member.compress_size, deflated))
-    return found
+            file.seek(max(0, member.header_offset))
+            header = file.read(30)
+            if header[:4] != b"PK\x03\x04" or len(header) < 30:
+                raise OSError(f"{member.filename} is not where the archive says")
+            offset = member.header_offset + 30 + int.from_bytes(header[26:28], "little")
+            offset += int.from_bytes(header[28:30], "little")
+            deflated = member.file_size if member.compress_type == zipfile.ZIP_DEFLATED else None
+            yield Entry(member.filename, str(path), offset, member.compress_size, deflated, member.CRC)
 
 
-def _tar(path: Path, wanted: Callable[[str], bool]) -> list[Entry]:
-    found = []
-    plain = tarfile.is_tarfile(path) and _is_plain_tar(path)
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if not member.isfile():
-                continue
-            name = member.name.removeprefix("./")
-            if plain:
-                found.append(Entry(name, str(path), member.offset_data, member.size))
-            else:
-                stream = archive.extractfile(member) if wanted(name) else None
-                found.append(Entry(name, str(path), content=stream.read() if stream else b""))
-    return found
+def _tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[Entry]:
+    with open(path, "rb") as file:
+        packed, first = path.stat().st_size, file.read(6)
+        file.seek(0)
+        unpack = next((opened for magic, opened in _PACKED.items() if first.startswith(magic)), None)
+        limit = packed if unpack is None else max(_FREE, _RATIO * packed)
+        stream = _Bounded(file if unpack is None else unpack(file), limit + 2**21)  # the end is looked for behind it
+        with tarfile.open(fileobj=stream, mode="r:") as archive:  # type: ignore[call-overload]
+            for member in archive:
+                name = member.name.removeprefix("./")
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse():
+                    link = member.issym() or member.islnk()
+                    raise OSError(f"it holds {_LINK.format(name) if link else f'{name}, which is no regular file'}")
+                if not 0 <= member.size <= _BYTES:
+                    raise OSError(f"{name} has {member.size} bytes, and {_BYTES} are allowed")
+                if unpack is None:
+                    yield Entry(name, str(path), member.offset_data, member.size)
+                elif not wanted(name):
+                    yield Entry(name, str(path), content=b"")
+                else:
+                    stream.seek(member.offset_data)
+                    yield Entry(name, str(path), content=stream.read(member.size))
+            _check_end(stream, archive.offset)
 
 
-def _is_plain_tar(path: Path) -> bool:
-    try:
-        with tarfile.open(path, "r:"):
-            return True
-    except tarfile.ReadError:
-        return False
+def _check_end(stream: "_Bounded", offset: int) -> None:
+    """A tar ends with a block of zeros and zeros only: else it was cut off or damaged, and there may be more images."""
+    stream.seek(offset)
+    end = stream.read(tarfile.BLOCKSIZE)
+    if len(end) < tarfile.BLOCKSIZE or any(end):
+        raise OSError(f"it is cut off or damaged at byte {offset}")
+    while block := stream.read(2**16):
+        if any(block):
+            raise OSError("there is more after its end, as in joined archives; pack the files into one")
+
+
+class _Bounded:
+    """A stream that gives up where it has unpacked more than a limit, however the reader came to ask for it."""
+
+    def __init__(self, stream: Any, limit: int) -> None:
+        self._stream = stream
+        self._limit = limit
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or self._stream.tell() + size > self._limit:
+            raise OSError(_TOO_LARGE)
+        return bytes(self._stream.read(size))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence != 0 or not 0 <= offset <= self._limit:
+            raise OSError(_TOO_LARGE)
+        return int(self._stream.seek(offset))
+
+    def tell(self) -> int:
+        return int(self._stream.tell())

@@ -4,10 +4,9 @@ import io
 import math
 import os
 import struct
-import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import BinaryIO, Protocol, Self, TypeVar, overload
@@ -17,8 +16,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from orthocond._checks import check_choice
+from orthocond.lab.text import printable
 
+# Only these readers of Pillow are tried, whatever a file is called: others start programs, as that of EPS does.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+_NARROW = 100
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 # What Pillow's readers raise on damaged files, besides OSError (of which UnidentifiedImageError is one).
@@ -57,22 +59,14 @@ class EncodedImages:
         files: The encoded images.
         size: Side of the square that each becomes (shorter side scaled, middle cut out), None for their own size.
         own_size: Height and width that all have, where known.
-        on_error: Whether a broken image raises, or is left out of its batch, counted and warned about.
     """
 
     def __init__(
-        self,
-        files: Sequence[Encoded],
-        *,
-        size: int | None = None,
-        own_size: tuple[int, int] | None = None,
-        on_error: str = "raise",
+        self, files: Sequence[Encoded], *, size: int | None = None, own_size: tuple[int, int] | None = None
     ) -> None:
         self.files = files
         self.crop = size
         self.size = (size, size) if size else own_size
-        self.on_error = check_on_error(on_error)
-        self.skipped: list[str] = []
 
     def __len__(self) -> int:
         return len(self.files)
@@ -88,40 +82,18 @@ class EncodedImages:
             files: Sequence[Encoded] = [self.files[i] for i in index.tolist()]
         else:
             files = [self.files[i] for i in range(*index.indices(len(self)))]
-        part = type(self)(files, size=self.crop, own_size=self.size, on_error=self.on_error)
-        part.skipped = self.skipped
-        return part
+        return type(self)(files, size=self.crop, own_size=self.size)
 
-    def decoded(self) -> Iterator[Tensor]:
-        """The images one by one, without the broken ones if they are skipped."""
-        return (image for index in range(len(self)) if (image := self.try_decode(index)) is not None)
-
-    def try_decode(self, index: int, resize: int | None = None) -> Tensor | None:
-        """The image at ``index``, shorter side scaled to ``resize`` if not cropped; None if broken and skipped."""
-        try:
-            image = decode(self.files[index], size=self.crop, resize=resize)
-        except BrokenImageError as error:
-            if self.on_error == "raise":
-                raise
-            name = str(self.files[index])
-            if name not in self.skipped:
-                self.skipped.append(name)
-                warnings.warn(f"left out of its batch: {error}", stacklevel=2)
-            return None
-        return image
-
-
-def check_on_error(value: str) -> str:
-    """Return ``value`` if it is a policy for broken images, else raise."""
-    check_choice(value, "on_error", ("raise", "skip"))
-    return value
+    def decode(self, index: int, resize: int | None = None) -> Tensor:
+        """The image at ``index``, with the shorter side scaled to ``resize`` where images are not cropped."""
+        return decode(self.files[index], size=self.crop, resize=resize)
 
 
 def decode(file: Encoded, *, size: int | None = None, resize: int | None = None) -> Tensor:
     """One image as uint8 RGB ``(3, H, W)``.
 
-    Gray images get three equal channels, 16-bit ones keep their upper 8 bits, transparent ones are laid on white, of
-    animations the first frame is taken. The orientation in EXIF data is not applied.
+    Gray images get three equal channels, 16-bit ones keep their upper 8 bits, transparent ones are laid on white.
+    Animations give their first frame. The orientation in EXIF data is not applied.
 
     Args:
         file: The encoded image.
@@ -132,7 +104,8 @@ def decode(file: Encoded, *, size: int | None = None, resize: int | None = None)
         BrokenImageError: If it cannot be decoded.
     """
     try:
-        image: Image.Image = Image.open(io.BytesIO(file.read()))
+        image: Image.Image = Image.open(io.BytesIO(file.read()), formats=FORMATS)
+        check_sides(*image.size)
         side = size or resize
         if side and image.format == "JPEG":
             # The JPEG decoder halves for free; it keeps twice what is needed, so that the scaling still averages.
@@ -143,9 +116,7 @@ def decode(file: Encoded, *, size: int | None = None, resize: int | None = None)
             image = _scale(image, side)
         pixels = torch.from_numpy(np.array(image)).movedim(2, 0)
     except _BROKEN as error:
-        raise BrokenImageError(
-            f"{file} cannot be decoded ({error}). Replace or remove the file, or load with on_error='skip'."
-        ) from error
+        raise BrokenImageError(f"{file} cannot be decoded ({printable(error)}). Replace or remove the file.") from error
     if size:
         top, left = (pixels.shape[1] - size) // 2, (pixels.shape[2] - size) // 2
         pixels = pixels[:, top : top + size, left : left + size]
@@ -172,32 +143,36 @@ def _scale(image: Image.Image, side: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 
-def look_at_headers(
-    files: Sequence[Encoded], on_error: str
-) -> tuple[list[int], Counter[tuple[int, int]], Counter[str]]:
+def read_headers(files: Sequence[Encoded]) -> tuple[Counter[tuple[int, int]], Counter[str]]:
     """Open every file without decoding it.
 
     Returns:
-        Positions of the readable ones, how often each (height, width) occurs, and how often each pixel format.
+        How often each (height, width) occurs, and how often each pixel format.
+
+    Raises:
+        BrokenImageError: If a file is no image.
     """
-    good, sizes, modes = [], Counter[tuple[int, int]](), Counter[str]()
-    for index, (size, mode, error) in enumerate(in_threads(_header, files)):
-        if error:
-            if on_error == "raise":
-                raise BrokenImageError(error)
-            continue
-        good.append(index)
-        sizes[size] += 1
-        modes[mode] += 1
-    return good, sizes, modes
+    headers = in_threads(_header, files)
+    return Counter(size for size, _ in headers), Counter(mode for _, mode in headers)
 
 
-def _header(file: Encoded) -> tuple[tuple[int, int], str, str | None]:
+def _header(file: Encoded) -> tuple[tuple[int, int], str]:
     try:
-        with file.open() as stream, Image.open(stream) as image:
-            return (image.height, image.width), image.mode, None
+        with file.open() as stream, Image.open(stream, formats=FORMATS) as image:
+            check_sides(*image.size)
+            return (image.height, image.width), image.mode
     except _BROKEN as error:
-        return (0, 0), "", f"{file} is not an image ({error}). Replace or remove it, or load with on_error='skip'."
+        raise BrokenImageError(f"{file} is not an image ({printable(error)}). Replace or remove it.") from error
+
+
+def check_sides(width: int, height: int) -> None:
+    """Refuse a picture so narrow that it would be huge once its shorter side is scaled to that of the others.
+
+    Raises:
+        ValueError: If it is.
+    """
+    if max(width, height) > _NARROW * min(width, height):
+        raise ValueError(f"it is {width}x{height}: one side is more than {_NARROW} times as long as the other")
 
 
 def in_threads(

@@ -1,6 +1,5 @@
 """Folders, zips and tars of images: class folders, train/val/test folders, or images without classes."""
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,15 +13,19 @@ from orthocond.lab.data.archives import Entry, entries
 from orthocond.lab.data.encoded import (
     Encoded,
     EncodedImages,
-    check_on_error,
     describe_modes,
     in_threads,
-    look_at_headers,
+    read_headers,
 )
 from orthocond.lab.data.images import ImageData, balanced
 from orthocond.lab.data.options import SPLITS, Options, choose_split
+from orthocond.lab.text import printable
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+_MEMORY = 2**31  # bytes up to which images are decoded at once
+_SEED = 0  # of the choice of fewer images
 
 
 class Part(NamedTuple):
@@ -45,10 +48,10 @@ def read_images(path: Path, options: Options) -> ImageData:
     if train is not None and train.classes is not None:
         _same_classes(path, split, parts[split], set(train.classes))
         names = sorted(set(train.classes))
-    if empty and options.on_error == "raise":
+    if empty:
         raise ValueError(
-            f"{path}/{empty[0]} holds no images ({len(empty)} empty class folders in all). "
-            "Fill or remove them, or load with on_error='skip'."
+            f"{path}/{printable(empty[0])} holds no images ({len(empty)} empty class folders in all). "
+            "Fill or remove them."
         )
     index = {name: i for i, name in enumerate(names)}
     files, classes = parts[split]
@@ -64,7 +67,7 @@ def layout(path: Path) -> tuple[dict[str, Part], list[str]]:
     """
     files, others = entries(path, _is_image)
     if not files:
-        found = f" It holds {len(others)} other files, such as {others[0]}." if others else ""
+        found = f" It holds {len(others)} other files, such as {printable(others[0])}." if others else ""
         raise ValueError(f"{path} holds no images ({' '.join(SUFFIXES)}).{found}")
     names = [entry.name.split("/") for entry in files]
     skip = 0  # folders that wrap everything, as archives often have
@@ -95,7 +98,7 @@ def _classes(path: Path, files: list[Entry], depth: int) -> Part:
         return Part(files, None)
     if loose:
         raise ValueError(
-            f"{path} has {len(loose)} images beside class folders, such as {loose[0]}. "
+            f"{path} has {len(loose)} images beside class folders, such as {printable(loose[0])}. "
             "Move every image into the folder of its class, or all of them into one folder for data without classes."
         )
     return Part(files, [entry.name.split("/")[depth] for entry in files])
@@ -123,48 +126,28 @@ def build(
     files: Sequence[Encoded], labels: Tensor, classes: tuple[str, ...], split: str, source: str, options: Options
 ) -> ImageData:
     """Encoded images as data: checked, then decoded into memory if they fit and have one size, else when asked for."""
-    check_on_error(options.on_error)
     if options.limit is not None and options.limit < len(files):
-        chosen = balanced(labels, options.limit, options.seed).sort().values
+        chosen = balanced(labels, options.limit, _SEED).sort().values
         files, labels = [files[i] for i in chosen.tolist()], labels[chosen]
-    notes: list[str] = []
-    sizes: Counter[tuple[int, int]] = Counter()
-    broken: tuple[str, ...] = ()
-    if options.check or options.in_memory:
-        good, sizes, modes = look_at_headers(files, options.on_error)
-        notes += describe_modes(modes)
-        if len(good) < len(files):
-            broken = _report_broken(files, good, source)
-            files, labels = [files[i] for i in good], labels[torch.tensor(good)]
+    sizes, modes = read_headers(files)
+    notes = describe_modes(modes)
     own_size = next(iter(sizes)) if len(sizes) == 1 else None
-    lazy = EncodedImages(files, size=options.size, own_size=own_size, on_error=options.on_error)
-    if options.size and set(sizes) != {lazy.size}:
+    encoded = EncodedImages(files, size=options.size, own_size=own_size)
+    if options.size and set(sizes) != {encoded.size}:
         notes.append(f"{_sizes(sizes)}: shorter side scaled to {options.size}, middle cut out")
     elif len(sizes) > 1:
         notes.append(f"{_sizes(sizes)}: batches need size=..., which scales and crops")
-    data = ImageData(lazy, labels, classes, split, source, tuple(notes), broken)
-    if _into_memory(data, options):
-        return _decoded(data, lazy)
-    return data
-
-
-def _report_broken(files: Sequence[Encoded], good: list[int], source: str) -> tuple[str, ...]:
-    broken = tuple(str(files[i]) for i in sorted(set(range(len(files))) - set(good)))
-    if not good:
-        raise ValueError(f"{source}: none of {len(files)} files can be read as an image, such as {broken[0]}.")
-    warnings.warn(f"{len(broken)} broken files skipped, the first is {broken[0]}", stacklevel=5)
-    return broken
+    data = ImageData(encoded, labels, classes, split, source, tuple(notes))
+    return replace(data, images=_decoded(encoded)) if _into_memory(data, options) else data
 
 
 def _sizes(sizes: Counter[tuple[int, int]]) -> str:
-    if not sizes:
-        return "images of unknown sizes"
     (height, width), count = sizes.most_common(1)[0]
     return f"images of {len(sizes)} sizes, {count} of {height}x{width}"
 
 
 def _into_memory(data: ImageData, options: Options) -> bool:
-    if options.in_memory is False or (options.in_memory is None and not options.check):
+    if options.in_memory is False:
         return False
     if data.size is None:
         if options.in_memory:
@@ -172,21 +155,16 @@ def _into_memory(data: ImageData, options: Options) -> bool:
                 f"{data.source}: in_memory=True needs images of one size; {data.notes[-1]}. Give size=... to load too."
             )
         return False
-    fits = 3 * data.size[0] * data.size[1] * len(data) <= options.memory_limit
+    fits = 3 * data.size[0] * data.size[1] * len(data) <= _MEMORY
     return fits or options.in_memory is True
 
 
-def _decoded(data: ImageData, lazy: EncodedImages) -> ImageData:
-    assert lazy.size is not None
-    pixels = torch.empty(len(lazy), 3, *lazy.size, dtype=torch.uint8)
+def _decoded(images: EncodedImages) -> Tensor:
+    assert images.size is not None
+    pixels = torch.empty(len(images), 3, *images.size, dtype=torch.uint8)
 
-    def fill(index: int) -> bool:
-        image = lazy.try_decode(index)
-        if image is not None:
-            pixels[index] = image
-        return image is not None
+    def fill(index: int) -> None:
+        pixels[index] = images.decode(index)
 
-    kept = torch.tensor(in_threads(fill, range(len(lazy))))
-    if not kept.all():
-        pixels, data = pixels[kept], data.subset(kept.nonzero().flatten())
-    return replace(data, images=pixels, left_out=(*data.left_out, *lazy.skipped))
+    in_threads(fill, range(len(images)))
+    return pixels

@@ -1,4 +1,4 @@
-"""Hugging Face `datasets`: from the hub or its cache, saved to disk, Parquet or Arrow files, whole or streamed."""
+"""Hugging Face `datasets`: from the hub or its cache, saved to disk, Parquet or Arrow files."""
 
 import importlib
 import io
@@ -10,8 +10,7 @@ from typing import Any, BinaryIO, overload
 import torch
 from torch import Tensor
 
-from orthocond.lab.data.archives import Entry
-from orthocond.lab.data.encoded import Encoded
+from orthocond.lab.data.archives import read_file
 from orthocond.lab.data.folders import build
 from orthocond.lab.data.images import ImageData
 from orthocond.lab.data.options import Options, choose_split
@@ -32,8 +31,7 @@ def read_hub(source: str | Path, options: Options, root: Path | None = None) -> 
 
     Args:
         source: A name on the hub, ``name`` or ``name:configuration``, or a path for which `is_hub` holds.
-        options: What to read. With ``stream`` the examples are read one after the other up to ``limit`` and kept in
-            memory, without fetching the rest.
+        options: What to read.
         root: Where ``datasets`` keeps its cache; its own place if None.
 
     Raises:
@@ -44,37 +42,32 @@ def read_hub(source: str | Path, options: Options, root: Path | None = None) -> 
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise ImportError(f"{source} needs Hugging Face datasets: pip install datasets") from error
-    parts = _open(datasets, source, options.stream, root)
+    parts = _open(datasets, source, root)
     split = choose_split(options.split, parts, source)
     part = parts[split]
-    image, label = _columns(datasets, part, options.label_column, source)
+    image, label = _columns(datasets, part, source)
     classes = _class_names(part.features[label]) if label else ()
     part = part.cast_column(image, datasets.Image(decode=False))
-    files: Sequence[Encoded]
-    if options.stream:
-        files, labels = _take(part, image, label, split, str(source), options)
-    else:
-        files, labels = _Rows(part, image, str(source)), _labels(part, label, source)
+    files, labels = _Rows(part, image, str(source)), _labels(part, label, source)
     if label and not classes:
         classes = tuple(map(str, range(int(labels.max()) + 1)))
     return build(files, labels, classes, split, str(source), options)
 
 
-def _open(datasets: Any, source: str | Path, stream: bool, root: Path | None) -> Any:
+def _open(datasets: Any, source: str | Path, root: Path | None) -> Any:
     try:
         if isinstance(source, str):
             name, _, configuration = source.partition(":")
             cache = str(root) if root else None
-            return datasets.load_dataset(name, configuration or None, streaming=stream, cache_dir=cache)
+            return datasets.load_dataset(name, configuration or None, cache_dir=cache)
         if (source / "dataset_dict.json").is_file() or (source / "state.json").is_file():
             saved = datasets.load_from_disk(str(source))
-            parts = saved if isinstance(saved, dict) else {_name(saved): saved}
-            return {name: part.to_iterable_dataset() for name, part in parts.items()} if stream else parts
+            return saved if isinstance(saved, dict) else {_name(saved): saved}
         if source.is_file():
             kind = source.suffix[1:]
-            part = datasets.load_dataset(kind, data_files=str(source), split="train", streaming=stream, cache_dir=root)
+            part = datasets.load_dataset(kind, data_files=str(source), split="train", cache_dir=root)
             return {"all": part}
-        return datasets.load_dataset(str(source), streaming=stream, cache_dir=root)
+        return datasets.load_dataset(str(source), cache_dir=root)
     except Exception as error:  # the library raises its own errors, the network's and the file formats'
         raise ValueError(
             f"datasets cannot open {source} ({type(error).__name__}: {error}). Without a network only data sets that "
@@ -86,21 +79,18 @@ def _name(part: Any) -> str:
     return str(part.split) if part.split else "all"
 
 
-def _columns(datasets: Any, part: Any, asked: str | None, source: object) -> tuple[str, str | None]:
+def _columns(datasets: Any, part: Any, source: object) -> tuple[str, str | None]:
     features = part.features
-    if features is None:
-        raise ValueError(f"{source} does not say what its columns are; load it without stream=True.")
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     if len(images) != 1:
         raise ValueError(f"{source} needs one column of images; of {', '.join(features)} these are: {images}.")
-    if asked is not None:
-        if asked not in features:
-            raise ValueError(f"{source} has no column {asked!r}; it has {', '.join(features)}.")
-        return images[0], asked
     named = [name for name in _LABELS if name in features]
     typed = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     if not named and len(typed) > 1:
-        raise ValueError(f"{source} has several labels: {', '.join(typed)}. Choose one with label_column=...")
+        raise ValueError(
+            f"{source} has several labels: {', '.join(typed)}. Save it with one "
+            "of them, called label (rename_column, remove_columns and save_to_disk of datasets)."
+        )
     return images[0], next(iter([*named, *typed]), None)
 
 
@@ -132,7 +122,7 @@ class _Row:
 
     def read(self) -> bytes:
         value = self.rows.part[self.index][self.rows.image]
-        return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+        return value["bytes"] if value["bytes"] is not None else read_file(Path(value["path"]))
 
     def open(self) -> BinaryIO:
         return io.BytesIO(self.read())
@@ -165,24 +155,3 @@ class _Rows(Sequence[_Row]):
 
     def __iter__(self) -> Iterator[_Row]:
         return (_Row(self, i) for i in range(len(self)))
-
-
-def _take(
-    part: Any, image: str, label: str | None, split: str, source: str, options: Options
-) -> tuple[list[Entry], Tensor]:
-    files: list[Entry] = []
-    labels: list[int] = []
-    held = 0
-    for row in part if options.limit is None else part.take(options.limit):
-        value = row[image]
-        content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
-        held += len(content)
-        if held > options.memory_limit:
-            raise ValueError(
-                f"{source}: the first {len(files)} streamed images fill memory_limit={options.memory_limit} bytes. "
-                "Give limit=... to take fewer, or load without stream=True."
-            )
-        files.append(Entry(f"{split}, row {len(files)}", source, content=content))
-        labels.append(-1 if label is None else row[label])
-    _check_whole(labels, label, source)
-    return files, torch.tensor(labels, dtype=torch.int64)

@@ -1,15 +1,18 @@
 """Fashion-MNIST, MNIST and their like: IDX files, gzipped or not."""
 
 import gzip
+import io
+import math
 import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from orthocond.lab.data.archives import Entry, entries
+from orthocond.lab.data.archives import Entry, check_expansion, entries
 from orthocond.lab.data.images import ImageData
 from orthocond.lab.data.options import Options, choose_split
+from orthocond.lab.text import printable
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _PREFIX = {"train": "train", "test": "t10k"}
@@ -56,16 +59,31 @@ def _one(path: Path, files: list[Entry], kind: str, split: str) -> Entry:
 
 
 def _array(entry: Entry, ndim: int) -> np.ndarray:
-    content = entry.read()
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{entry} is broken ({error}). Copy it again.") from error
+    try:
+        content = entry.read()
+        if content[:2] == b"\x1f\x8b":
+            content = _unpacked(content, entry)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{entry} is broken ({printable(error)}). Copy it again.") from error
     if content[:4] != bytes((0, 0, 8, ndim)):
         raise ValueError(f"{entry} is not an IDX file of {ndim} dimensions: it begins with {content[:4].hex(' ')}.")
     start = 4 + 4 * ndim
-    shape = [int(n) for n in np.frombuffer(content[4:start], ">u4")]
-    if len(shape) < ndim or len(content) != start + int(np.prod(shape)):
+    shape = _shape(content, ndim)
+    if len(shape) < ndim or len(content) != start + math.prod(shape):
         raise ValueError(f"{entry} says {shape} and has {len(content)} bytes. It is not complete: copy it again.")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _shape(content: bytes, ndim: int) -> list[int]:
+    sizes = content[4 : 4 + 4 * ndim]
+    return [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes) - 3, 4)]
+
+
+def _unpacked(content: bytes, entry: Entry) -> bytes:
+    """The bytes of a gzipped file, as many as its head says and one more, so that a small file cannot fill memory."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+        head = stream.read(4)
+        sizes = stream.read(4 * head[3]) if len(head) == 4 else b""
+        size = math.prod(_shape(head + sizes, len(sizes) // 4))
+        check_expansion(entry, len(content), size)
+        return head + sizes + stream.read(size + 1)

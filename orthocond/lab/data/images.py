@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from orthocond.lab.data.encoded import EncodedImages
+from orthocond.lab.data.encoded import EncodedImages, check_sides
 
 
 class Statistics(NamedTuple):
@@ -33,7 +33,6 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         split: Name of the part, ``"all"`` in data that has no parts.
         source: Where it comes from.
         notes: What was done to the images on the way (converted, resized).
-        left_out: Broken files that were skipped in loading.
 
     Raises:
         ValueError: If images and labels do not belong together or a label is out of range.
@@ -53,7 +52,6 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     split: str = "all"
     source: str = "memory"
     notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.images, Tensor) and (self.images.dtype != torch.uint8 or self.images.ndim != 4):
@@ -90,11 +88,6 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     def size(self) -> tuple[int, int] | None:
         """Height and width, None where images are of several sizes or not known before they are decoded."""
         return (self.images.shape[2], self.images.shape[3]) if isinstance(self.images, Tensor) else self.images.size
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """Broken files that were left out so far, in loading and in batches."""
-        return self.left_out if isinstance(self.images, Tensor) else (*self.left_out, *self.images.skipped)
 
     def subset(self, indices: Tensor) -> Self:
         """The images at these positions, in this order."""
@@ -145,7 +138,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         pixels = 0
         for start in range(0, len(part), 256):
             chunk = part.images[start : start + 256]
-            for image in [chunk.movedim(1, 0)] if isinstance(chunk, Tensor) else chunk.decoded():
+            for image in [chunk.movedim(1, 0)] if isinstance(chunk, Tensor) else map(chunk.decode, range(len(chunk))):
                 x = image.flatten(1).double() / 255
                 total, square, pixels = total + x.sum(1), square + x.square().sum(1), pixels + x.shape[1]
         mean = total / pixels
@@ -168,12 +161,9 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         else:
             where = "decoded when asked for"
         classes = f"{len(self.classes)} classes" if self.classes else "no classes"
-        notes = list(self.notes)
-        if self.skipped:
-            notes.append(f"{len(self.skipped)} broken files skipped, the first is {self.skipped[0]}")
         return (
             f"{type(self).__name__} {Path(self.source).name!r}, split {self.split!r}: "
-            f"{len(self)} images {shape} {where}, {classes}" + "".join(f"\n  {note}" for note in notes)
+            f"{len(self)} images {shape} {where}, {classes}" + "".join(f"\n  {note}" for note in self.notes)
         )
 
 
@@ -195,6 +185,7 @@ def shorter_side(images: Tensor, side: int) -> Tensor:
     height, width = images.shape[-2:]
     if min(height, width) == side:
         return images
+    check_sides(width, height)
     scale = side / min(height, width)
     target = (max(side, math.floor(height * scale + 0.5)), max(side, math.floor(width * scale + 0.5)))
     return F.interpolate(images, target, mode="bilinear", antialias=True)

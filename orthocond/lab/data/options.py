@@ -23,13 +23,7 @@ class Options:
     split: str | None = None
     size: int | None = None
     limit: int | None = None
-    seed: int = 0
-    on_error: str = "raise"
     in_memory: bool | None = None
-    memory_limit: int = 2**31
-    check: bool = True
-    stream: bool = False
-    label_column: str | None = None
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -33,8 +33,9 @@ class Pipeline:
     those before it, with any number of processes, threads or batches prepared ahead. With ``world_size`` processes,
     each makes every ``world_size``-th image of the same batches that one process would make.
 
-    In training the order is shuffled and images are cropped at a random place and flipped half of the time; otherwise
-    they come in order and are cropped in the middle. Pixels become :math:`(p / 255 - \mathrm{mean}) / \mathrm{std}`.
+    In training the order is shuffled, an incomplete last batch is left out, and images are cropped at a random place
+    and flipped half of the time. Otherwise they come in order and are cropped in the middle. Pixels become
+    :math:`(p / 255 - \mathrm{mean}) / \mathrm{std}`.
 
     Args:
         data: The images.
@@ -47,13 +48,12 @@ class Pipeline:
             where images are scaled or larger than the crop.
         padding: What the border holds: ``"zeros"``, or the ``"reflection"`` of the image.
         flip: Whether to mirror half of the training images.
-        mean: Of each channel, or of all.
-        std: Of each channel, or of all. The defaults give images in [-1, 1].
-        seed: Of the order and the augmentation.
+        mean: The mean of each channel, or one number for all.
+        std: The standard deviation of each channel, or one number for all. The defaults give images in [-1, 1].
+        seed: The seed of the order and the augmentation.
         rank: Number of this process.
-        world_size: Number of processes.
-        drop_last: Whether to leave out an incomplete last batch; in training by default. Of one that is smaller than
-            ``world_size``, some processes get nothing and have one batch less.
+        world_size: Number of processes. If the last batch of an evaluation has fewer images than that, some processes
+            have one batch less.
         prefetch: Number of batches that a thread in the background prepares ahead; 0 for none.
         workers: Number of threads that decode images; one for each processor, at most 8, if None.
 
@@ -87,7 +87,6 @@ class Pipeline:
     seed: int = 0
     rank: int = 0
     world_size: int = 1
-    drop_last: bool | None = None
     prefetch: int = 2
     workers: int | None = None
 
@@ -114,7 +113,7 @@ class Pipeline:
         if len(self) == 0:
             raise ValueError(
                 f"Pipeline needs at least one batch; {len(self.data)} images make no batch of {self.batch_size}. "
-                "Take a smaller batch_size, or drop_last=False."
+                "Take a smaller batch_size."
             )
 
     def _check_sizes(self) -> None:
@@ -134,8 +133,7 @@ class Pipeline:
 
     def __len__(self) -> int:
         """Number of batches in an epoch, over all processes."""
-        drop = self.train if self.drop_last is None else self.drop_last
-        return len(self.data) // self.batch_size if drop else -(-len(self.data) // self.batch_size)
+        return len(self.data) // self.batch_size if self.train else -(-len(self.data) // self.batch_size)
 
     @property
     def _resize(self) -> int | None:
@@ -182,24 +180,19 @@ class Pipeline:
         if isinstance(self.data.images, Tensor):
             images = self._cropped(self._scaled(self.data.images[indices]), dice)
         else:
-            images, kept = self._decoded(self.data.images, indices, dice)
-            labels, dice = labels[kept], dice[kept]
+            images = self._decoded(self.data.images, indices, dice)
         if self.train and self.flip:
             mirrored = dice[:, 2] < 0.5
             images[mirrored] = images[mirrored].flip(3)
         mean, std = (torch.tensor(value).reshape(-1, 1, 1) for value in (self.mean, self.std))
         return Batch(images.float().mul_(1 / (255 * std)).sub_(mean / std), labels)
 
-    def _decoded(self, images: EncodedImages, indices: Tensor, dice: Tensor) -> tuple[Tensor, Tensor]:
-        def one(place: int) -> Tensor | None:
-            image = images.try_decode(int(indices[place]), self._resize)
-            return None if image is None else self._cropped(self._scaled(image[None]), dice[place, None])
+    def _decoded(self, images: EncodedImages, indices: Tensor, dice: Tensor) -> Tensor:
+        def one(place: int) -> Tensor:
+            image = images.decode(int(indices[place]), self._resize)
+            return self._cropped(self._scaled(image[None]), dice[place, None])
 
-        found = in_threads(one, range(len(indices)), self.workers)
-        kept = torch.tensor([image is not None for image in found])
-        if not kept.any():
-            raise RuntimeError(f"{self.data.source}: all {len(indices)} images of a batch are broken: {images.skipped}")
-        return torch.cat([image for image in found if image is not None]), kept
+        return torch.cat(in_threads(one, range(len(indices)), self.workers))
 
     def _scaled(self, images: Tensor) -> Tensor:
         return shorter_side(images, self._resize) if self._resize else images
