@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orthocond._layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d
 from orthocond.layers.batchnorm import Transform
-from orthocond.weights._common import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from orthocond.weights.input_aware import FollowInput
 
 # Exact types only: a subclass may compute something else in its forward.

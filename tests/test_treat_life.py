@@ -39,7 +39,10 @@ def test_a_closure_is_refused(call):
     ("target", "kind", "message"),
     [
         (lambda m: [], ValueError, "at least one weight"),
-        (lambda m: m, ValueError, "Sequential has none"),
+        (lambda m: nn.ReLU(), ValueError, "found no matrix in ReLU"),
+        (lambda m: nn.Sequential(nn.Linear(3, 3)), ValueError, "belongs to the optimizer"),
+        (lambda m: nn.Sequential(nn.LazyLinear(3)), RuntimeError, "run one batch through the 0.weight first"),
+        (lambda m: m[0].requires_grad_(False) and m[:1], ValueError, "can be trained"),
         (lambda m: m[0].bias, ValueError, "at least two dimensions"),
         (lambda m: nn.BatchNorm2d(3), ValueError, "at least two dimensions"),
         (lambda m: m.parameters(), ValueError, "at least two dimensions"),
@@ -81,7 +84,7 @@ def test_settings_that_make_no_sense(settings, kind, message):
 
 def test_not_an_optimizer():
     model = network()
-    with pytest.raises(TypeError, match=r"torch.optim.Optimizer; got Sequential"):
+    with pytest.raises(TypeError, match=r"torch.optim.Optimizer, or what holds one; got Sequential"):
         treat(model[0], model, gradient=NOG)
 
 
@@ -231,41 +234,6 @@ def test_no_copy_of_the_weight_is_kept_between_steps():
     model, optimizer, handle = treated(gradient=NOG, lr=EXACT)
     train(model, optimizer, [batch()])
     assert all(w.before.numel() == 0 for w in handle.weights)
-
-
-class Wrapped(torch.optim.Optimizer):
-    """As training frameworks wrap optimizers: an Optimizer without state of its own."""
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-    def step(self, closure=None):
-        self.optimizer.step(closure)
-
-
-class Nested(torch.optim.SGD):
-    """Its step calls that of the base class, so torch calls all hooks twice."""
-
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-def test_wrapped_and_nested_optimizers():
-    data = [batch() for _ in range(3)]
-    models = [network()]
-    models += [copy.deepcopy(models[0]) for _ in range(2)]
-    plain, inner, nested = (
-        kind(m.parameters(), lr=0.1) for kind, m in zip((torch.optim.SGD, torch.optim.SGD, Nested), models, strict=True)
-    )
-    handles = [
-        treat(m[0], o, gradient=NOG, lr=EXACT) for m, o in zip(models, (plain, Wrapped(inner), nested), strict=True)
-    ]
-    train(models[0], plain, data)
-    for model, optimizer, handle in zip(models[1:], (inner, nested), handles[1:], strict=True):
-        train(model, optimizer, data)
-        torch.testing.assert_close(model[0].weight, models[0][0].weight)
-        assert handle.statistics[0].steps == 3
-        torch.testing.assert_close(handle.statistics[0].spectra, handles[0].statistics[0].spectra)
 
 
 def test_a_group_replaced_by_load_state_dict_is_followed():

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from orthocond._layers import CONVOLUTIONS
 from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d, SVDLayer
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.monitor.diagnosis import Advice, LayerDiagnosis, number
 from orthocond.monitor.operations import DecompositionCall
-from orthocond.weights._common import CONVOLUTIONS
 
 # Condition numbers from which advice is given. At 100 the approximate inverse roots are off by 30 % and more, and the
 # gradient of P^-1/2 is a thousand times larger in the weakest direction than in the strongest. Many weights have 1,000

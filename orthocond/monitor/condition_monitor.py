@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from orthocond._checks import check_count, check_not_negative
+from orthocond._layers import groups_of
 from orthocond.layers import SVDLayer
 from orthocond.matrix import solver_failures
 from orthocond.monitor.data_flow import FlowTrace, PreSVDLayer, describe
@@ -23,7 +24,6 @@ from orthocond.monitor.model_call import is_compiled
 from orthocond.monitor.output_covariance import covariance_of
 from orthocond.monitor.plotting import plot
 from orthocond.steps.treatment import attached
-from orthocond.weights._common import groups_of
 
 Listener = Callable[[Tensor], None]
 

@@ -11,11 +11,11 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrize
 
+from orthocond._layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from orthocond.layers import SVDLayer
 from orthocond.monitor.layer_names import find_layer, named_layers, unwrap
 from orthocond.monitor.model_call import call, split_batch, undisturbed
 from orthocond.weights import SkewOrthogonalConv2d
-from orthocond.weights._common import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 
 WEIGHT_LAYERS = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, SkewOrthogonalConv2d)
 

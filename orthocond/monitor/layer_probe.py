@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from orthocond._layers import groups_of
 from orthocond.layers import CovariancePool2d, SVDLayer, WhitenColor2d
 from orthocond.matrix import matrix_view
 from orthocond.matrix.spectra import Spectrum, singular_spectrum
@@ -16,7 +17,6 @@ from orthocond.monitor.deferred_spectra import eigenvalues_or_nan, gram_matrices
 from orthocond.monitor.diagnosis import LayerDiagnosis
 from orthocond.monitor.layer_names import path_of
 from orthocond.monitor.output_covariance import channels_of, covariance_of, feature_tolerance
-from orthocond.weights._common import groups_of
 
 # Ridge for layers that have none of their own: that of torch's normalization layers.
 _EPS = 1e-5

@@ -5,16 +5,18 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from orthocond.matrix import matrix_view
+from orthocond._layers import matrices
 
 MOMENTUM = "stiefel_momentum"  # under which the optimizer's state holds the average gradient
 _COUNTS = ("steps", "without_gradient", "skipped", "shortened", "at_floor")
+_PATIENCE = 3  # backward passes with untreated moves before them, until a warning
 _NOTHING = torch.empty(0)
 
 
@@ -52,13 +54,15 @@ class StepStatistics:
 
 
 class Weight:
-    """A treated weight as matrices ``(groups, m, n)``, what is kept of it during a step, and what is counted."""
+    """A treated weight as matrices ``(groups, m, n)``, what is kept of it during a step, and what is counted.
+
+    It also notices when the weight is moved by something else than the treated optimizer.
+    """
 
     def __init__(self, parameter: Tensor, name: str, groups: int, history: int) -> None:
         self.parameter = parameter
         self.name = f"{name} {tuple(parameter.shape)}"
-        matrix = matrix_view(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"), groups)
-        self.shape = matrix.shape if groups > 1 else (1, *matrix.shape)
+        self.shape = matrices(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"), groups).shape
         self.before = self.after = self.average = self.fraction = _NOTHING  # set during a step
         self.lr: float | Tensor = 0.0
         self.maximize = False
@@ -67,6 +71,34 @@ class Weight:
         self.at_floor: Tensor | int = 0
         self.rates: deque[Tensor] = deque(maxlen=history)
         self.spectra: deque[tuple[int, Tensor]] = deque(maxlen=history)
+        self._version = parameter._version
+        self._moved_untreated = 0
+        self.moved_by_fused = False
+
+    def watch(self, optimizer_name: str) -> Any:
+        """Warn, at backward passes, if the weight moves and no step is treated; return the handle of the hook.
+
+        torch counts the changes of a tensor as its version, but not those by fused optimizers.
+        """
+        _watched[id(self.parameter)] = self
+        if not _global_hooks:
+            _global_hooks.append(register_optimizer_step_post_hook(_notice_fused))
+
+        def look(parameter: Tensor) -> None:
+            if parameter._version == self._version and not self.moved_by_fused:
+                return
+            self._version, self.moved_by_fused = parameter._version, False
+            self._moved_untreated += 1
+            if self._moved_untreated == _PATIENCE:
+                warnings.warn(
+                    f"{self.name} has moved before each of {_PATIENCE} backward passes, but not by a step of the "
+                    f"treated {optimizer_name}: its treatment does nothing. Call treat with the optimizer that moves "
+                    "it; one that is copied or made anew has no treatment. Said once.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+        return self.parameter.register_post_accumulate_grad_hook(look)
 
     def has_gradient(self) -> bool:
         """Whether there is a gradient; count it if not, and warn if there has never been one."""
@@ -140,6 +172,7 @@ class Weight:
     def release(self) -> None:
         """Free what was kept during the step, and count it."""
         self.before = self.after = self.average = self.fraction = _NOTHING
+        self._version, self._moved_untreated = self.parameter._version, 0
         self.steps += 1
 
     def state(self) -> dict[str, Any]:
@@ -173,50 +206,18 @@ class Weight:
         )
 
 
-def find_weight(target: nn.Module | Tensor, history: int) -> Weight:
-    """The weight of a module, or a parameter, if it can be treated."""
-    if isinstance(target, nn.Module):
-        kind = parametrize.type_before_parametrizations(target).__name__
-        parameter, name = _weight_of(target), f"{kind}.weight"
-        groups = getattr(target, "groups", 1)
-        if parametrize.is_parametrized(target, "weight"):
-            name = f"{kind}.parametrizations.weight.original"
-    else:
-        parameter, name, groups = target, "Parameter", 1
-    if not isinstance(parameter, Tensor):
-        raise TypeError(f"treat needs modules or parameters; got {type(parameter).__name__}.")
-    if is_lazy(parameter):
-        raise RuntimeError(f"treat needs an initialized weight; run one batch through the {name} first.")
-    if not parameter.is_leaf:
-        raise ValueError(
-            f"treat needs a parameter; got a computed tensor of shape {tuple(parameter.shape)}. Pass the module: of a "
-            "parametrized weight the raw parameter is treated."
-        )
-    if not parameter.requires_grad:
-        raise ValueError(
-            f"{name} {tuple(parameter.shape)} is frozen (requires_grad=False), so there is no step to treat. Call "
-            "requires_grad_() before treat."
-        )
-    if parameter.ndim < 2:
-        raise ValueError(
-            f"treat needs weights of at least two dimensions; {name} has shape {tuple(parameter.shape)}. Biases and "
-            "norm scales are not matrices, nor are the flat parameters of FSDP1: use fully_shard."
-        )
-    return Weight(parameter, name, groups, history)
+# The weights that are watched, by the id of their parameters, and the hook of all optimizers that they need.
+_watched: WeakValueDictionary[int, Weight] = WeakValueDictionary()
+_global_hooks: list[Any] = []
 
 
-def _weight_of(module: nn.Module) -> Tensor:
-    """The parameter behind ``module.weight``."""
-    kind = parametrize.type_before_parametrizations(module).__name__
-    if parametrize.is_parametrized(module, "weight"):
-        originals = module.parametrizations["weight"]  # type: ignore[index]
-        if not hasattr(originals, "original"):
-            raise ValueError(f"{kind}.weight is parametrized by several parameters; pass the one to treat.")
-        return originals.original
-    weight = module._parameters.get("weight")
-    if weight is None:
-        raise ValueError(f"treat needs a module with a parameter named weight; {kind} has none. Pass the parameter.")
-    return weight
+def _notice_fused(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for parameter in group["params"]:
+                weight = _watched.get(id(parameter))
+                if weight is not None:
+                    weight.moved_by_fused = True
 
 
 def batches(weights: Iterable[Weight]) -> list[list[Weight]]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_choice, without_autocast
+from orthocond._layers import check_full_rank
 from orthocond.matrix import polar
 from orthocond.matrix.polar_factor import polar_method
-from orthocond.weights._common import check_full_rank
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond._checks import check_count
-from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches, find_weight
+from orthocond.steps._targets import find_optimizer, find_weights
+from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches
 from orthocond.steps.controls import FixedLR, RandomLR
 from orthocond.steps.learning_rate import OptimalLR
 from orthocond.steps.nearest import NearestOrthogonal
@@ -24,6 +25,7 @@ def treat(
     target: nn.Module | Tensor | Iterable[nn.Module | Tensor],
     optimizer: Optimizer,
     *,
+    name: str | None = None,
     gradient: NearestOrthogonal | None = None,
     lr: OptimalLR | FixedLR | RandomLR | None = None,
     manifold: Stiefel | None = None,
@@ -61,9 +63,15 @@ def treat(
     nothing.
 
     Args:
-        target: A module with a ``weight``, a parameter, or several of them. A module knows the groups of its
-            convolution; a parameter is one matrix.
-        optimizer: The optimizer that owns the weights. Treat them after it was made.
+        target: A module with a ``weight``, a parameter, a model, or several of them. A module knows the groups of its
+            convolution; a parameter is one matrix. A module without a ``weight`` is a model, and stands for all its
+            matrices that can be trained and belong to the optimizer: the weights of linear layers and convolutions, and
+            the input projections of ``nn.MultiheadAttention`` (query, key and value are a matrix each, also where they
+            share one parameter). Biases, norms, embeddings, recurrent layers and parameters of other modules are not
+            among them. `Treatment.statistics` names what was found.
+        optimizer: The optimizer that owns the weights, or a wrapper of it such as SAM or Lookahead. Treat them after it
+            was made.
+        name: Name of the parameter within the modules, if it is not ``"weight"``.
         gradient: What to do with the gradient, or None.
         lr: How to choose the step length, or None. `FixedLR` and `RandomLR` are controls of `OptimalLR`.
         manifold: How to move orthogonal weights, or None. It stands alone.
@@ -115,15 +123,8 @@ def treat(
         )
     check_count(history, "treat(history=...)", 1)
     check_count(spectrum_every, "treat(spectrum_every=...)", 0)
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"treat needs a torch.optim.Optimizer; got {type(optimizer).__name__}.")
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inner  # a wrapper such as Accelerate's: its own hooks are never called
-    one = isinstance(target, (nn.Module, Tensor)) or not isinstance(target, Iterable)
-    targets: list[Any] = [target] if one else list(target)  # type: ignore[arg-type]
-    weights = [find_weight(t, history) for t in targets]
-    if not weights:
-        raise ValueError("treat needs at least one weight; got none. Check the filter that chose them.")
+    optimizer = find_optimizer(optimizer)
+    weights = find_weights(target, optimizer, name, history)
     treatment = Treatment(weights, gradient, lr, manifold, spectrum_every, type(optimizer).__name__)
     treatment._attach(optimizer)
     return treatment
@@ -245,6 +246,7 @@ class Treatment:
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
+            *(w.watch(self._optimizer_name) for w in self.weights),
         ]
 
     def _excludes(self, kind: str) -> bool:
@@ -255,7 +257,7 @@ class Treatment:
     def _enter_manifold(self, manifold: Stiefel) -> None:
         """Put the weights on the manifold."""
         for w in self.weights:
-            if "parametrizations" in w.name:
+            if ".original" in w.name:
                 raise ValueError(
                     f"treat(manifold=...) needs a plain weight; {w.name} is only the raw parameter of one. Take the "
                     "parametrization off with torch.nn.utils.parametrize.remove_parametrizations first."

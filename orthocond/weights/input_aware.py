@@ -17,20 +17,19 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from orthocond._checks import check_not_negative, in_backward, without_autocast
-from orthocond.matrix import inv_sqrtm, polar, square_roots
-from orthocond.matrix.decompose import check_finite_batch
-from orthocond.matrix.spectra import spectrum
-from orthocond.matrix.symmetric import symmetric_part
-from orthocond.weights._common import (
+from orthocond._layers import (
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
     check_full_rank,
-    check_gain,
-    eye_like,
     find_parameter,
     groups_of,
     matrices,
 )
+from orthocond.matrix import inv_sqrtm, polar, square_roots
+from orthocond.matrix.decompose import check_finite_batch
+from orthocond.matrix.spectra import spectrum
+from orthocond.matrix.symmetric import symmetric_part
+from orthocond.weights._common import check_gain, eye_like
 
 # Entries of the unfolded patches that are held at once: 2 MB in float64, which stays in the cache.
 _CHUNK = 2**18

@@ -4,11 +4,17 @@ import torch
 from torch import Tensor, nn
 
 from orthocond._checks import at_least_float32, check_choice, check_count, without_autocast
-from orthocond.weights._common import eye_like, groups_of, matrices
+from orthocond._layers import groups_of, matrices
+from orthocond.weights._common import eye_like
 
 
 def orthogonality_loss(
-    weight: Tensor | nn.Module, *, form: str = "squared", side: str | None = None, groups: int = 1
+    weight: Tensor | nn.Module,
+    *,
+    name: str = "weight",
+    form: str = "squared",
+    side: str | None = None,
+    groups: int = 1,
 ) -> Tensor:
     r"""Distance of a weight from orthogonality: OL of the paper, to be added to the loss.
 
@@ -23,7 +29,8 @@ def orthogonality_loss(
     weight is, so it oscillates around the optimum; at the optimum itself its gradient is 0, not NaN.
 
     Args:
-        weight: A weight of at least two dimensions, or a module that has one as ``weight``.
+        weight: A weight of at least two dimensions, or a module that has one.
+        name: Name of the weight within the module.
         form: ``"squared"`` or ``"paper"``.
         side: ``"rows"`` for :math:`W W^T`, ``"columns"`` for :math:`W^T W`. None takes the side where zero is
             reachable for ``"squared"``, and rows for ``"paper"``.
@@ -53,8 +60,10 @@ def orthogonality_loss(
     if isinstance(weight, nn.Module):
         if groups != 1:
             raise ValueError("orthogonality_loss(groups=...) is for a tensor; of a module the groups are read.")
-        groups = groups_of(weight)
-        weight = _weight_of(weight)
+        groups = groups_of(weight, name)
+        weight = _weight_of(weight, name)
+    elif name != "weight":
+        raise ValueError(f"orthogonality_loss(name=...) is for a module; got a tensor and the name {name!r}.")
     check_count(groups, "orthogonality_loss(groups=...)", 1)
     w = matrices(weight, groups)
     w = w.to(at_least_float32(w.dtype))
@@ -66,12 +75,12 @@ def orthogonality_loss(
     return error.square().sum() if form == "squared" else torch.linalg.vector_norm(error)
 
 
-def _weight_of(module: nn.Module) -> Tensor:
+def _weight_of(module: nn.Module, name: str) -> Tensor:
     """The weight that the module computes with: of a parametrized one, the result of its parametrization."""
-    weight = getattr(module, "weight", None)
+    weight = getattr(module, name, None)
     if not isinstance(weight, Tensor):
         raise ValueError(
-            f"orthogonality_loss needs a module with a tensor `weight`; {type(module).__name__} has none. Pass the "
-            "Linear or convolution itself, or its weight."
+            f"orthogonality_loss needs a module with a tensor {name!r}; {type(module).__name__} has none. Pass the "
+            "Linear or convolution itself, name= if its weight has another name, or the weight."
         )
     return weight

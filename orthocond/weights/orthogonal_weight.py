@@ -6,17 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
+from orthocond._layers import check_full_rank, find_parameter, groups_of, matrices
 from orthocond.matrix import GramPolar, polar
 from orthocond.matrix.decompose import check_finite_batch
-from orthocond.weights._common import (
-    check_full_rank,
-    check_gain,
-    eye_like,
-    find_parameter,
-    groups_of,
-    matrices,
-    register,
-)
+from orthocond.weights._common import check_gain, eye_like, register
 from orthocond.weights.input_aware import FollowInput, Metric, add_relative_ridge, check_layer, check_positive
 
 # Share of the mean eigenvalue added to a running metric: single batches can have directions without variance.

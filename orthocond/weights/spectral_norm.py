@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from orthocond._checks import at_least_float32, check_count, in_backward, without_autocast
-from orthocond.weights._common import find_parameter, follow_singular_vector, groups_of, matrices, register
+from orthocond._layers import find_parameter, groups_of, matrices
+from orthocond.weights._common import follow_singular_vector, register
 
 
 class SpectralNorm(nn.Module):
