@@ -1,5 +1,6 @@
 """Checks of arguments with the words of their errors, the precision to compute in, and when values may be read."""
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -85,6 +86,19 @@ def smallest(x: Tensor) -> float | None:
 def can_read_freely(x: Tensor) -> bool:
     """Whether values can be read without waiting for a device: on a CPU, not in torch.compile nor torch.func."""
     return x.is_cpu and not torch.compiler.is_compiling() and not in_transform()
+
+
+def warn_onnx(what: str) -> None:
+    """Warn if torch.onnx.export is at work, which will end in an error that names an operation but no remedy.
+
+    An error here would not be shown: the exporter tries again in another way, in which this place is not reached.
+    """
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        warnings.warn(
+            f"ONNX has no {what}. Fold first: export orthocond.fold(model). What depends on the input, such as "
+            "CovariancePool2d, needs a solver of matrix products, NewtonSchulz() or Taylor().",
+            stacklevel=3,
+        )
 
 
 def in_transform() -> bool:

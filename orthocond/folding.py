@@ -50,6 +50,8 @@ class FoldReport:
         lines += [f"{norm}: kept, since {why}" for norm, why in self.kept.items()]
         if self.difference is not None:
             lines.append(f"largest difference on the example: {self.difference:.0e} of the largest output")
+        if not (self.materialized or self.merged or self.replaced):
+            lines.insert(0, "nothing to fold")
         return "\n".join(lines)
 
 
@@ -65,7 +67,8 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
     groups of the convolution are narrower than those of the whitening) becomes a 1x1 convolution with fixed weights; a
     plain batch normalization then stays. Products are formed in float64.
 
-    The copy has the attribute ``fold_report``, a `FoldReport` to print; the model itself is left as it is.
+    The copy has the attribute ``fold_report``, a `FoldReport` to print, which says so where there was nothing to fold.
+    The model itself is left as it is.
 
     Args:
         model: Any model, in any mode.
@@ -79,7 +82,6 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
 
     Raises:
         TypeError: If ``model`` is not a module.
-        ValueError: If there is nothing to fold.
         RuntimeError: If the model cannot be traced and there is no example, or the outputs on the example differ.
 
     Accuracy:
@@ -119,8 +121,6 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
         else:
             kept[names[norm]] = bound or str(obstacle)
     report = FoldReport(tuple(materialized), merged, replaced, kept)
-    if not (materialized or new):
-        raise ValueError(_nothing(model, kept))
     for name, module in list(folded.named_modules(remove_duplicate=False)):
         if module in new and name:
             folded.set_submodule(name, new[module])
@@ -129,14 +129,6 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
         report = dataclasses.replace(report, difference=_compare(expected, _outputs(folded, example)))
     folded.fold_report = report  # type: ignore[assignment]
     return folded
-
-
-def _nothing(model: nn.Module, kept: dict[str, str]) -> str:
-    reasons = "".join(f" {name}: {why}." for name, why in list(kept.items())[:3])
-    return (
-        "fold needs a parametrized weight, or a norm with running statistics after a linear layer or convolution; "
-        f"{type(model).__name__} has nothing to fold.{reasons}"
-    )
 
 
 # Weights

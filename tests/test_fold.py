@@ -403,13 +403,20 @@ def test_an_operation_of_the_user_is_seen():
 # Errors
 
 
-def test_nothing_to_fold():
-    with pytest.raises(ValueError, match="Sequential has nothing to fold"):
-        fold(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
-    with pytest.raises(ValueError, match="0: its input is not the output of a linear layer"):
-        fold(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)))
-    with pytest.raises(ValueError, match="1: it normalizes by the batch in evaluation too"):
-        fold(nn.Sequential(nn.Conv2d(3, 4, 3), DecorrelatedBatchNorm2d(4, track_running_stats=False)))
+@pytest.mark.parametrize("example", [None, torch.randn(2, 3, 6, 6)], ids=["traced", "recorded"])
+def test_nothing_to_fold_gives_a_copy_and_says_so(example):
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    folded = fold(plain, example)
+    assert folded[0] is not plain[0]
+    assert torch.equal(folded[0].weight, plain[0].weight)
+    assert not folded.training
+    report = folded.fold_report
+    assert (report.materialized, report.merged, report.replaced, report.kept) == ((), {}, {}, {})
+    assert str(report).splitlines()[0] == "nothing to fold"
+    first = fold(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)), example)
+    assert "0: kept, since its input is not the output of a linear layer" in str(first.fold_report)
+    batchwise = fold(nn.Sequential(nn.Conv2d(3, 4, 3), DecorrelatedBatchNorm2d(4, track_running_stats=False)), example)
+    assert "1: kept, since it normalizes by the batch in evaluation too" in str(batchwise.fold_report)
 
 
 def test_not_a_model():
@@ -467,8 +474,7 @@ def test_memory_format_is_kept():
 
 
 def test_folding_twice_finds_nothing():
-    with pytest.raises(ValueError, match="nothing to fold"):
-        fold(fold(network()))
+    assert str(fold(fold(network())).fold_report) == "nothing to fold"
 
 
 def test_report_reads_well():

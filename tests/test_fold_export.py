@@ -5,12 +5,11 @@ import warnings
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
-from orthocond import NewtonSchulz
+from orthocond import NewtonSchulz, orthogonal, spectral
 from orthocond.folding import fold
-from orthocond.layers import (
-    CovariancePool2d,
-)
+from orthocond.layers import CovariancePool2d
 from tests.test_fold import network
 
 
@@ -38,3 +37,12 @@ def test_onnx_agrees_for_any_batch(pool, tmp_path):
         x = torch.randn(batch, 3, 16, 16)
         (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), folded(x).detach(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("treat", [None, orthogonal, spectral])
+def test_onnx_of_an_unfolded_model_says_fold_first(treat, tmp_path):
+    conv = nn.Conv2d(3, 4, 3)
+    model = (nn.Sequential(conv, CovariancePool2d()) if treat is None else treat(conv)).eval()
+    with pytest.warns(UserWarning, match="Fold first"), pytest.raises(torch.onnx.errors.OnnxExporterError):
+        torch.onnx.export(model, (torch.randn(3, 3, 8, 8),), tmp_path / "model.onnx", dynamo=True, verbose=False)

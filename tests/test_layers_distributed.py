@@ -1,6 +1,8 @@
 """Two processes with synchronized statistics do what one process does on the whole batch."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import orthocond
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, convert_sync
 
 F64 = torch.float64
@@ -112,3 +115,19 @@ def check_training(rank):
 
 def test_two_processes_equal_one(tmp_path):
     torch.multiprocessing.spawn(run, (tmp_path / "store",), nprocs=2)
+
+
+def test_messages_are_sent_from_one_place():
+    """As orthocond/_distributed.py says: elsewhere in the library only DTensors are sharded again."""
+    package = Path(orthocond.__file__).parent
+    users = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(
+            r"^\s*(import|from) torch\.distributed|^\s*from torch import .*distributed", path.read_text(), re.M
+        )
+    }
+    assert {user for user in users if not user.startswith(("lab", "cli"))} == {
+        "_distributed.py",
+        "steps/_weight.py",
+    }

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but missing from the stubs
 
+from orthocond._checks import warn_onnx
+
 # Relative size of the diagonal jitter of the last attempts: from the rounding level of float64 upwards, so that
 # the smallest disturbance that lets LAPACK converge is the one used.
 _JITTERS = (1e-14, 1e-12, 1e-10)
@@ -59,6 +61,7 @@ def svd(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def _attempt(kind: str, a: Tensor) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
+        warn_onnx("eigendecomposition")
         return _decompose(kind, a)
     try:
         return _decompose(kind, a)

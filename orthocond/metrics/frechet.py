@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from orthocond._checks import check_floating, check_square, without_autocast
-from orthocond._distributed import several_processes
+from orthocond._distributed import agree, is_first, several_processes
 from orthocond.matrix import decompose
 from orthocond.matrix.symmetric import symmetric_part
 from orthocond.metrics.inception import InceptionExtractor
@@ -224,9 +223,7 @@ class FrechetDistance:
         return side
 
     def _agree_on_loaded(self) -> bool:
-        answers: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(answers, self._loaded)
-        if len(set(answers)) > 1:
+        if not agree(self._loaded):
             raise RuntimeError("load_reference has to be called in all processes or in none; some have not.")
         return self._loaded
 
@@ -305,7 +302,7 @@ class FrechetDistance:
         """
         _, _, save_file = _safetensors()
         real = self._joined(True)
-        if several_processes(None) and dist.get_rank() != 0:
+        if not is_first():
             return
         tensors = {"mean": real.mean.cpu(), "scatter": real.scatter.cpu().contiguous()}
         metadata = {

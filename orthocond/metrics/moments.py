@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from orthocond._distributed import largest_across, message_device, sum_across
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,9 @@ def join_across(own: FeatureMoments | None, group: Any = None) -> FeatureMoments
     Raises:
         ValueError: If the processes have different numbers of features.
     """
-    device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    device = message_device(group)
     width = 0 if own is None else own.features
-    largest = torch.tensor([width, -width if width else -(2**62)], device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    largest = largest_across(torch.tensor([width, -width if width else -(2**62)], device=device), group)
     size, least = int(largest[0]), -int(largest[1])
     if size == 0:
         return None
@@ -102,11 +102,10 @@ def join_across(own: FeatureMoments | None, group: Any = None) -> FeatureMoments
         raise ValueError(f"All processes need the same number of features; they have {least} to {size}.")
     empty = FeatureMoments(0, torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64))
     mine = own or empty
-    total = torch.cat([torch.tensor([1.0], dtype=torch.float64), mine.mean.cpu()]).to(device) * mine.count
-    dist.all_reduce(total, group=group)
+    own_sum = torch.cat([torch.tensor([1.0], dtype=torch.float64), mine.mean.cpu()]).to(device) * mine.count
+    total = sum_across(own_sum, group)
     count, mean = round(float(total[0])), total[1:] / total[0]
     delta = mine.mean.to(device) - mean
-    scatter = mine.scatter.to(device) + mine.count * torch.outer(delta, delta)
-    dist.all_reduce(scatter, group=group)
+    scatter = sum_across(mine.scatter.to(device) + mine.count * torch.outer(delta, delta), group)
     home = mine.mean.device
     return FeatureMoments(count, mean.to(home), scatter.to(home))

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from orthocond._checks import check_not_negative, in_backward, without_autocast
+from orthocond._distributed import several_processes, sum_across
 from orthocond._layers import (
     CONVOLUTIONS,
     TRANSPOSED_CONVOLUTIONS,
@@ -284,16 +285,13 @@ class _Moments:
 
     def synchronize(self) -> None:
         """Merge what all processes of the default group have seen."""
-        if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        if not several_processes(None):
             return
-        total = torch.full((), float(self.count), dtype=torch.float64, device=self.device)
-        sums = self.count * self.mean
-        distributed.all_reduce(total)
-        distributed.all_reduce(sums)
-        mean = sums / total
+        total = sum_across(torch.full((), float(self.count), dtype=torch.float64, device=self.device))
+        mean = sum_across(self.count * self.mean) / total
         shift = self.mean - mean
         self.scatter += self.count * shift.unsqueeze(-1) * shift.unsqueeze(-2)
-        distributed.all_reduce(self.scatter)
+        self.scatter = sum_across(self.scatter)
         self.count, self.mean = total, mean
 
     def covariance(self) -> Tensor:

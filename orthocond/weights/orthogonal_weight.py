@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
+from orthocond._checks import at_least_float32, check_choice, check_not_negative, warn_onnx, without_autocast
 from orthocond._layers import check_full_rank, find_parameter, groups_of, matrices
 from orthocond.matrix import GramPolar, polar
 from orthocond.matrix.decompose import check_finite_batch
@@ -49,6 +49,7 @@ class Orthogonal(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the orthogonal weight that the raw one stands for."""
+        warn_onnx("operation for a parametrized weight")
         with without_autocast(raw.device):
             x = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
             base = self.base.to(x.dtype)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from orthocond._checks import at_least_float32, check_count, in_backward, without_autocast
+from orthocond._checks import at_least_float32, check_count, in_backward, warn_onnx, without_autocast
 from orthocond._layers import find_parameter, groups_of, matrices
 from orthocond.weights._common import follow_singular_vector, register
 
@@ -30,6 +30,7 @@ class SpectralNorm(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the raw weight divided by its largest singular value."""
+        warn_onnx("operation for a parametrized weight")
         with without_autocast(raw.device):
             w = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
             if self.training and not in_backward():
