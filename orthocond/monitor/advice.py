@@ -73,7 +73,7 @@ def advise_decomposition(found: DecompositionCall) -> Iterator[Advice]:
     text += " divides by differences of eigenvalues."
     size = min(found.shape[-2:])
     if found.ties:
-        rank = f" (rank {found.rank} of {size})" if found.rank is not None and found.rank < size else ""
+        rank = f" (least rank {found.rank} of {size})" if found.rank is not None and found.rank < size else ""
         text += f" {found.ties} of {found.matrices} matrices have equal ones{rank}, where it is NaN or noise."
     matrix = _argument(call.source)
     ridge = f", eps={found.ridge:g}" if found.ridge else ""
