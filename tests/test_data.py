@@ -118,7 +118,7 @@ def test_names_are_looked_up_in_the_root(tmp_path, monkeypatch):
     monkeypatch.setenv("ORTHOCOND_DATA", str(tmp_path))
     assert len(load("faces")) == 1
     assert names()["faces"].endswith("faces.tar")
-    assert "needs cifar-10-batches-py" in names()["cifar10"]
+    assert names()["cifar10"] == f"not in {tmp_path}; orthocond data get cifar10"
 
 
 @pytest.mark.parametrize(

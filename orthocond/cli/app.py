@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError
 
 import orthocond
-from orthocond.cli import bench, demo, evaluate, listing, table, train, traverse
+from orthocond.cli import bench, data, demo, evaluate, listing, table, train, traverse
 from orthocond.cli.settings import UsageError
 
 _HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, train it, compare it.
@@ -18,7 +18,7 @@ _HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, tra
 the code an error came from.
 """
 # What the lab needs beyond torch: a missing one has one remedy.
-_EXTRAS = ("accelerate", "datasets", "matplotlib", "numpy", "PIL", "rich", "safetensors")
+_EXTRAS = ("accelerate", "datasets", "matplotlib", "numpy", "PIL", "pooch", "rich", "safetensors")
 
 COMMANDS: dict[str, Callable[..., int | None] | None] = {
     "demo": demo.demo,
@@ -29,6 +29,7 @@ COMMANDS: dict[str, Callable[..., int | None] | None] = {
     "table": table.table,
     "bench": bench.bench,
     "list": listing.list_,
+    "data": data.data,
 }
 
 

@@ -12,6 +12,7 @@ from orthocond.lab.data.folders import read_images
 from orthocond.lab.data.hub import is_hub, read_hub
 from orthocond.lab.data.idx import FASHION, is_idx, read_idx
 from orthocond.lab.data.images import ImageData, Statistics
+from orthocond.lab.data.known import KNOWN, KnownSet, data_root, get
 from orthocond.lab.data.options import MissingSplitError, Options, nearest
 from orthocond.lab.data.pipeline import Batch, Pipeline
 from orthocond.lab.data.sprites import FACTORS, SHAPES, SpriteFactors, Sprites, read_factors, render, sprites
@@ -20,6 +21,10 @@ __all__ = [
     "load",
     "load_pair",
     "names",
+    "get",
+    "data_root",
+    "KNOWN",
+    "KnownSet",
     "ImageData",
     "Pair",
     "Statistics",
@@ -35,17 +40,6 @@ __all__ = [
     "render",
     "sprites",
 ]
-
-_PLACES = {
-    "cifar10": ("cifar-10-batches-py", "cifar-10-python.tar.gz"),
-    "cifar100": ("cifar-100-python", "cifar-100-python.tar.gz"),
-    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
-}
-_HOMES = {
-    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "cifar100": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
-}
 
 
 class Pair(NamedTuple):
@@ -103,7 +97,7 @@ def load(
     cache = Path(root) if root else None
     if source.startswith("hf:"):
         return read_hub(source[3:], options, cache)
-    path = _find(source, Path(root or os.environ.get("ORTHOCOND_DATA") or "data"))
+    path = _find(source, data_root(root))
     if is_hub(path):
         return read_hub(path, options, cache)
     if is_idx(path):
@@ -167,12 +161,11 @@ def names(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
         >>> names()["sprites"]
         'built in'
     """
-    folder = Path(root or os.environ.get("ORTHOCOND_DATA") or "data")
+    folder = data_root(root)
     found = {"sprites": "built in"}
-    for name, places in _PLACES.items():
-        here = [place for place in places if (folder / place).exists()]
-        found[name] = str(folder / here[0]) if here else f"needs {' or '.join(places)} in {folder}, from {_HOMES[name]}"
-    taken = {place for places in _PLACES.values() for place in places}
+    for name, known in KNOWN.items():
+        found[name] = str(known.find(folder) or f"not in {folder}; orthocond data get {name}")
+    taken = {place for known in KNOWN.values() for place in known.places}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (file.is_dir() or is_archive(file)) and file.name not in taken and not file.name.startswith("."):
             found[_stem(file)] = str(file)
@@ -190,13 +183,13 @@ def _stem(path: Path) -> str:
 
 
 def _find(source: str, root: Path) -> Path:
-    if source in _PLACES:
-        for place in _PLACES[source]:
-            if (root / place).exists():
-                return root / place
+    if source in KNOWN:
+        found = KNOWN[source].find(root)
+        if found is not None:
+            return found
         raise FileNotFoundError(
-            f"{source} needs {' or '.join(_PLACES[source])} in {root}. Take it from {_HOMES[source]}; "
-            "if it lies elsewhere, give root=... or the environment variable ORTHOCOND_DATA."
+            f"{source} needs {' or '.join(KNOWN[source].places[:2])} in {root}. `orthocond data get {source}` gets it "
+            "or says how; if it lies elsewhere, give root=... or the environment variable ORTHOCOND_DATA."
         )
     candidates = [Path(source).expanduser(), *(root / (source + ending) for ending in ("", *ARCHIVES))]
     for path in candidates:

@@ -38,10 +38,7 @@ def read_hub(source: str | Path, options: Options, root: Path | None = None) -> 
         ImportError: If ``datasets`` is not installed.
         ValueError: If the data set, the split or the column of images or labels is not found.
     """
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ImportError(f"{source} needs Hugging Face datasets: pip install datasets") from error
+    datasets = _import(source)
     parts = _open(datasets, source, root)
     split = choose_split(options.split, parts, source)
     part = parts[split]
@@ -52,6 +49,23 @@ def read_hub(source: str | Path, options: Options, root: Path | None = None) -> 
     if label and not classes:
         classes = tuple(map(str, range(int(labels.max()) + 1)))
     return build(files, labels, classes, split, str(source), options)
+
+
+def fetch(source: str, root: Path | None = None) -> None:
+    """Let ``datasets`` download a data set of the hub into its cache.
+
+    Raises:
+        ImportError: If ``datasets`` is not installed.
+        ValueError: If the data set is not found or the network fails.
+    """
+    _open(_import(source), source, root)
+
+
+def _import(source: object) -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise ImportError(f"{source} needs Hugging Face datasets: pip install datasets") from error
 
 
 def _open(datasets: Any, source: str | Path, root: Path | None) -> Any:

@@ -1,0 +1,69 @@
+"""``orthocond data``: which data sets there are, and how to get them."""
+
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from orthocond.cli.settings import UsageError
+from orthocond.lab.text import printable
+
+
+def data(
+    action: Literal["list", "get"] = "list", name: str = "", /, *, data_root: Path | None = None, quiet: bool = False
+) -> None:
+    """List the known data sets, or get one.
+
+    `orthocond data` tells where each data set was found, or how to get it. `orthocond data get cifar10` downloads one
+    that is public, with its checksum; interrupted, it goes on where it stopped. For one whose terms have to be agreed
+    to, it says what to do. `orthocond data get hf:NAME` downloads a data set of Hugging Face.
+
+    Args:
+        action: `list`, or `get` a data set.
+        name: Which one to get.
+        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        quiet: Show no progress.
+    """
+    if action == "get":
+        return _get(name, data_root, quiet)
+    if name:
+        raise UsageError(f"`orthocond data list` takes no name; got {name!r}. To get it: orthocond data get {name}")
+    return _list(data_root)
+
+
+def _list(data_root: Path | None) -> None:
+    from orthocond.lab import data as lab
+
+    folder, console = lab.data_root(data_root), Console()
+    table = Table(title=f"Data sets in {printable(folder)}", title_justify="left", title_style="bold", box=None)
+    for column in ("name", "what it is", "where it is, or how to get it"):
+        table.add_column(column, no_wrap=column == "name", style="cyan" if column == "name" else None)
+    for name, where in lab.names(data_root).items():
+        known = lab.KNOWN.get(name)
+        text = known.text if known else "rendered shapes with known factors" if name == "sprites" else "yours"
+        if known is not None and known.find(folder) is None:
+            where = f"orthocond data get {name}" if known.files else f"by hand: orthocond data get {name} tells how"
+        table.add_row(*(Text(printable(cell)) for cell in (name, text, where)))
+    console.print(table)
+    console.print("Also a path to a folder, zip or tar of images, and hf:NAME of a Hugging Face data set.")
+
+
+def _get(name: str, data_root: Path | None, quiet: bool) -> None:
+    from orthocond.lab import data as lab
+
+    if not name:
+        raise UsageError(f"Which data set? There are: {', '.join(lab.KNOWN)}, and hf:NAME of Hugging Face.")
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
+        tasks = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)
+
+        where = lab.get(name, data_root, show)
+    print(f"{name}: {printable(where)}")
