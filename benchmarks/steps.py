@@ -7,7 +7,7 @@ convolutions and the classifier of a ResNet-18 for small images.
 import torch
 from common import arguments, report, save
 
-from orthocond.steps import NearestOrthogonal, OptimalLR, treat
+from orthocond.steps import NearestOrthogonal, OptimalLR, Stiefel, treat
 
 VARIANTS = {
     "plain": None,
@@ -16,6 +16,7 @@ VARIANTS = {
     "OLR, exact": {"lr": OptimalLR()},
     "OLR, newton": {"lr": OptimalLR("newton")},
     "OLR, paper": {"lr": OptimalLR("paper")},
+    "Stiefel": {"manifold": Stiefel()},
     "NOG and OLR": {"gradient": NearestOrthogonal(), "lr": OptimalLR()},
 }
 
@@ -28,14 +29,19 @@ def resnet18():
 
 
 def stepper(shapes, settings):
-    """A function that makes one step; NOG of an orthogonal gradient costs what it costs of any other."""
+    """A function that makes one step from the same gradients, as NOG of an orthogonal gradient would be quicker."""
     weights = [torch.nn.Parameter(torch.randn(s) / s[0] ** 0.5) for s in shapes]
-    for w in weights:
-        w.grad = torch.randn_like(w)
+    gradients = [torch.randn_like(w) for w in weights]
     optimizer = torch.optim.SGD(weights, lr=1e-3, momentum=0.9, weight_decay=5e-4)
     if settings is not None:
         treat(weights, optimizer, spectrum_every=0, **settings)
-    return optimizer.step
+
+    def step():
+        for w, gradient in zip(weights, gradients, strict=True):
+            w.grad = gradient.clone()
+        optimizer.step()
+
+    return step
 
 
 def case(title, shapes, seconds):

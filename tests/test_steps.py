@@ -88,6 +88,29 @@ def test_the_update_form_leaves_a_weight_that_does_not_move():
     assert torch.equal(UPDATE.nearest_update(before, before.clone()), before)
 
 
+@pytest.mark.parametrize(
+    ("scale", "shape", "expected"),
+    [
+        (None, (24, 6), 1.0),
+        (2.5, (24, 6), 2.5),
+        ("spectral", (24, 6), 2.0),
+        ("spectral", (6, 24), 1.0),
+        ("rms", (25, 4), 1.0),
+        ("rms", (4, 25), 1.0),
+    ],
+)
+def test_the_length_of_an_orthogonal_step(scale, shape, expected):
+    g = torch.randn(2, *shape, dtype=torch.float64)
+    found = NearestOrthogonal(scale=scale).nearest(g)
+    torch.testing.assert_close(found, expected * polar(g))
+    if scale == "rms":
+        assert found[0].square().mean().sqrt() == pytest.approx(0.2)
+    if scale is not None:  # the size of the update does not matter then
+        before = torch.randn_like(g)
+        after = NearestOrthogonal(of="update", scale=scale).nearest_update(before, before + 0.37 * g, 0.1)
+        torch.testing.assert_close(after - before, 0.1 * expected * polar(g), atol=1e-8, rtol=1e-8)
+
+
 # --- values: the optimal learning rate -------------------------------------------------------------------------------
 
 
@@ -293,6 +316,8 @@ def test_an_under_scaled_weight_gets_the_wrong_sign_from_the_paper():
         (lambda: NearestOrthogonal("qr"), "'gram', 'svd'"),
         (lambda: NearestOrthogonal(of="weight"), "'gradient', 'update'"),
         (lambda: NearestOrthogonal(rank_tol=-1.0), "at least 0"),
+        (lambda: NearestOrthogonal(scale="muon"), "'spectral', 'rms'; got 'muon'"),
+        (lambda: NearestOrthogonal(scale=0.0), "finite number above 0; got 0.0"),
         (lambda: NearestOrthogonal("polar-express", rank_tol=0.1), "sees no ranks"),
         (lambda: optimal_lr(torch.ones(3, 3), torch.ones(3, 2)), "same shape"),
         (lambda: optimal_lr(torch.ones(3), torch.ones(3)), "same shape"),

@@ -124,6 +124,63 @@ def test_the_update_form_and_the_exact_rate_work_on_one_another():
     assert rate == pytest.approx(best_rate(before.flatten(1), -full / 0.05, 0.005, 0.05), rel=1e-5)
 
 
+MUON = NearestOrthogonal(of="update", scale="spectral")
+
+
+def test_an_update_of_fixed_length_under_nesterov_momentum_is_muon():
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.95, nesterov=True)
+    treat([model[0], model[3]], optimizer, gradient=MUON)
+    averages = [torch.zeros_like(twin[i].weight.flatten(1)) for i in (0, 3)]
+    for x, y in [batch() for _ in range(5)]:
+        twin[0].bias.data, twin[3].bias.data = model[0].bias.detach().clone(), model[3].bias.detach().clone()
+        train(model, optimizer, [(x, y)])
+        twin.zero_grad()
+        nn.functional.mse_loss(twin(x), y).backward()
+        for weight, average in zip((twin[0].weight, twin[3].weight), averages, strict=True):
+            g = weight.grad.flatten(1)
+            average.mul_(0.95).add_(g)
+            u, _, vh = torch.linalg.svd(g + 0.95 * average, full_matrices=False)
+            scale = max(1, g.shape[0] / g.shape[1]) ** 0.5
+            weight.data -= 0.02 * scale * (u @ vh).reshape(weight.shape)
+    torch.testing.assert_close(model[0].weight, twin[0].weight, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(model[3].weight, twin[3].weight, rtol=1e-7, atol=1e-9)
+
+
+def test_the_muon_of_torch_makes_nearly_the_same_step():
+    """Its five iterations leave singular values between 0.7 and 1.2."""
+    steps = []
+    start, gradient = torch.randn(24, 12), torch.randn(24, 12)
+    for muon in (False, True):
+        weight = nn.Parameter(start.clone())
+        kwargs = {"lr": 0.1, "momentum": 0.9, "nesterov": True}
+        if muon:
+            optimizer = torch.optim.Muon([weight], weight_decay=0.0, adjust_lr_fn="original", **kwargs)
+        else:
+            optimizer = torch.optim.SGD([weight], **kwargs)
+            treat(weight, optimizer, gradient=MUON)
+        weight.grad = gradient.clone()
+        optimizer.step()
+        steps.append(weight.detach() - start)
+    cosine = (steps[0] * steps[1]).sum() / (steps[0].norm() * steps[1].norm())
+    assert cosine > 0.97
+    assert steps[1].norm() / steps[0].norm() == pytest.approx(0.95, abs=0.2)
+
+
+def test_a_schedule_sets_the_fixed_length():
+    weight = nn.Parameter(torch.randn(4, 6, dtype=torch.float64))
+    optimizer = torch.optim.Adam([weight], lr=0.2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    treat(weight, optimizer, gradient=NearestOrthogonal(of="update", scale=2.0, rank_tol=1e-3))
+    for step in range(3):
+        before = weight.detach().clone()
+        weight.grad = torch.randn_like(weight)
+        optimizer.step()
+        schedule.step()
+        assert torch.linalg.matrix_norm(weight.detach() - before, 2) == pytest.approx(0.4 * 0.5**step)
+
+
 @pytest.mark.parametrize("nog", [NOG, UPDATE, None])
 def test_accumulation_equals_the_big_batch(nog):
     model = network()

@@ -29,10 +29,19 @@ class NearestOrthogonal:
     :math:`(\|\Delta\|_F / \sqrt{r})\, U V^T` of its own singular vectors. It keeps the Frobenius norm of the update,
     hence the optimizer's own choice of step length: learning rate, schedule and warm-up need no new tuning.
 
+    With a ``scale`` s the gradient becomes :math:`s\, U V^T`, and the update :math:`lr\, s\, U V^T`: a step of fixed
+    length, whatever the optimizer wanted. ``of="update"`` under SGD with Nesterov momentum is then Muon, with an exact
+    polar factor in place of its five iterations. The two names are the scales that are used with it, for a matrix of m
+    rows and n columns (see `matrix_view`): ``"spectral"`` is :math:`\sqrt{\max(1, m / n)}`, which keeps the change of
+    a layer's output independent of its width; ``"rms"`` is :math:`0.2 \sqrt{\max(m, n)}`, for which the entries of a
+    step have a root mean square of 0.2 lr, as those of Adam do, so that learning rates of AdamW can be kept.
+
     Args:
         method: How `polar` computes it: ``"gram"``, ``"svd"``, ``"newton-schulz"`` or ``"polar-express"``.
         rank_tol: Singular values at or below ``rank_tol * largest`` count as zero; see `polar`.
         of: ``"gradient"``, as in the paper, or ``"update"``.
+        scale: Length of the result: a number, ``"spectral"`` or ``"rms"``. None takes 1 for a gradient, and the length
+            of the update for an update.
 
     Raises:
         ValueError: If a setting is not valid.
@@ -50,10 +59,15 @@ class NearestOrthogonal:
     method: str = "gram"
     rank_tol: float | None = None
     of: str = "gradient"
+    scale: float | str | None = None
 
     def __post_init__(self) -> None:
         check_choice(self.method, "NearestOrthogonal(method=...)", _METHODS)
         check_choice(self.of, "NearestOrthogonal(of=...)", ("gradient", "update"))
+        if isinstance(self.scale, str):
+            check_choice(self.scale, "NearestOrthogonal(scale=...)", ("spectral", "rms"))
+        elif self.scale is not None and not 0 < self.scale < math.inf:
+            raise ValueError(f"NearestOrthogonal(scale=...) needs a finite number above 0; got {self.scale!r}.")
         if self.rank_tol is not None:
             check_not_negative(self.rank_tol, "NearestOrthogonal(rank_tol=...)")
             if self.method not in ("gram", "svd"):
@@ -62,7 +76,7 @@ class NearestOrthogonal:
                 )
 
     def nearest(self, matrices: Tensor) -> Tensor:
-        """Return the nearest orthogonal matrices, of Frobenius norm √r: what the gradient form does.
+        """Return the nearest orthogonal matrices, of Frobenius norm √r times the scale: what the gradient form does.
 
         Args:
             matrices: Gradients ``(*, m, n)``; see `matrix_view` for the weight of a convolution.
@@ -73,10 +87,11 @@ class NearestOrthogonal:
         Raises:
             ValueError: If an entry is not finite.
         """
-        return polar(matrices, method=polar_method(self.method, self.rank_tol))
+        nearest = polar(matrices, method=polar_method(self.method, self.rank_tol))
+        return nearest if self.scale is None else nearest * self._factor(matrices)
 
-    def nearest_update(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the weight after an orthogonal update of the same Frobenius norm: what the update form does.
+    def nearest_update(self, before: Tensor, after: Tensor, lr: float | Tensor = 1.0) -> Tensor:
+        """Return the weight after an orthogonal update of the same Frobenius norm, or of the length ``lr * scale``.
 
         An update is the difference of two rounded weights. Its singular values below that rounding are noise and
         count as zero too.
@@ -84,6 +99,7 @@ class NearestOrthogonal:
         Args:
             before: The weight before the step, as matrices ``(groups, m, n)``.
             after: The weight after it.
+            lr: The learning rate, which a ``scale`` is multiplied by.
 
         Returns:
             The weight to use instead of ``after``.
@@ -101,5 +117,17 @@ class NearestOrthogonal:
             noise = eps * before.abs().amax() * math.sqrt(short) / norm.amax().clamp(min=_TINY)
             rank_tol = max(eps if rank_tol is None else rank_tol, min(float(noise), 0.5))
         nearest = polar(update, method=polar_method(self.method, rank_tol)).double()
-        ratio = norm / nearest.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
-        return before + (nearest * ratio).to(before.dtype)
+        if self.scale is None:
+            length: float | Tensor = norm / nearest.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
+        else:
+            length = lr * self._factor(update)
+        return before + (nearest * length).to(before.dtype)
+
+    def _factor(self, matrices: Tensor) -> float:
+        """The scale as a number."""
+        m, n = matrices.shape[-2:]
+        if self.scale == "spectral":
+            return math.sqrt(max(1.0, m / n))
+        if self.scale == "rms":
+            return 0.2 * math.sqrt(max(m, n))
+        return 1.0 if self.scale is None else float(self.scale)

@@ -99,7 +99,7 @@ def treat(
         tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000, 1.0000])
         >>> handle
         Treatment of Conv2d.weight (8, 3, 3, 3) under SGD, 1 step:
-          gradient=NearestOrthogonal(method='gram', rank_tol=None, of='gradient')
+          gradient=NearestOrthogonal(method='gram', rank_tol=None, of='gradient', scale=None)
           lr=OptimalLR(form='exact', gain=1.0, floor=0.1, guard=True)
         >>> handle.remove()
 
@@ -235,11 +235,10 @@ class Treatment:
                     f"{w.name} does not belong to the optimizer, which would never move it. Pass the optimizer that "
                     "was given this parameter; after fully_shard or a parametrization make the optimizer anew."
                 )
-            for kind in ("lr", "manifold"):
-                if getattr(self, kind) is not None and "lr" not in groups[id(w.parameter)]:
-                    raise ValueError(
-                        f"treat({kind}=...) needs parameter groups with an 'lr'; {self._optimizer_name} has none."
-                    )
+            if self._needs_rate() and "lr" not in groups[id(w.parameter)]:
+                raise ValueError(
+                    f"This treatment needs parameter groups with an 'lr'; {self._optimizer_name} has none."
+                )
         if self.manifold is not None:
             self._enter_manifold(self.manifold)
         others.append(self)
@@ -248,6 +247,11 @@ class Treatment:
             optimizer.register_step_post_hook(self._after_step),
             *(w.watch(self._optimizer_name) for w in self.weights),
         ]
+
+    def _needs_rate(self) -> bool:
+        """Whether the learning rates of the parameter groups are used."""
+        fixed_length = self.gradient is not None and self.gradient.of == "update" and self.gradient.scale is not None
+        return self.lr is not None or self.manifold is not None or fixed_length
 
     def _excludes(self, kind: str) -> bool:
         """Whether a weight of this treatment can have no other of a kind."""
@@ -286,7 +290,7 @@ class Treatment:
         if self.lr is not None or (self.gradient is not None and self.gradient.of == "update"):
             for w in active:
                 w.before = w.parameter.detach().clone()
-        if self.lr is not None or self.manifold is not None:
+        if self._needs_rate():
             groups = _groups_by_parameter(optimizer)
             for w in active:
                 w.lr = groups[id(w.parameter)]["lr"]
@@ -336,7 +340,7 @@ class Treatment:
 
     def _orthogonalize_updates(self, active: list[Weight], setting: NearestOrthogonal) -> None:
         for w in active:  # one by one: the noise in an update depends on the weight it was taken from
-            assign(w.parameter, setting.nearest_update(w.matrices_before(), w.matrices()))
+            assign(w.parameter, setting.nearest_update(w.matrices_before(), w.matrices(), w.lr_tensor()))
 
     def _choose_weights(
         self, active: list[Weight], manifold: Stiefel, optimizer: Optimizer, scale: Tensor | None
