@@ -158,3 +158,13 @@ def test_matrix_view_errors():
         oc.matrix_view(torch.ones(3))
     with pytest.raises(ValueError, match="divide the 6 rows"):
         oc.matrix_view(torch.ones(6, 2), groups=4)
+
+
+def test_html():
+    html = oc.spectrum(torch.diag(torch.tensor([4.0, 2.0, 0.0])), eps=1e-2)._repr_html_()
+    assert html.startswith("<table>")
+    assert "condition (+0.01)" in html
+    assert ">401<" in html
+    several = oc.spectrum(torch.stack([torch.eye(2), torch.diag(torch.tensor([4.0, 1.0]))]))._repr_html_()
+    assert "2 of size 2" in several
+    assert ">1 to 4<" in several

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_floating, check_not_negative, check_square
+from orthocond._html import table
 from orthocond.matrix import decompose
 from orthocond.matrix.symmetric import symmetric_part
 
@@ -57,6 +58,19 @@ class Spectrum:
             f"condition on the range {self.condition_on_range:.3g}, eigenvalues {self.smallest:.3g} to "
             f"{self.largest:.3g}, effective rank {self.effective_rank:.3g}"
         )
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        rows = [
+            ("matrices", f"{self.rank.numel()} of size {self.size}"),
+            (f"rank (tolerance {self.tol:.2g})", _range(self.rank, "d")),
+            (f"condition (+{self.eps:g})", _range(self.condition, ".3g")),
+            ("condition on the range", _range(self.condition_on_range, ".3g")),
+            ("largest eigenvalue", _range(self.largest, ".3g")),
+            ("smallest eigenvalue", _range(self.smallest, ".3g")),
+            ("effective rank", _range(self.effective_rank, ".3g")),
+        ]
+        return table(("spectrum", "value"), rows, right=(1,))
 
 
 def _range(values: Tensor, form: str) -> str:
