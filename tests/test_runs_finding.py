@@ -52,11 +52,11 @@ def test_a_lock_that_is_held_too_long(tmp_path, config, monkeypatch):
     open_or_create(tmp_path, config)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"a":', "[1]", "\x00\x00", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", '{"a":', "[1]", "\x00\x00", "[" * 100_000, '{"kind":"?"}', '{"sead":3}'])
 def test_a_broken_configuration_is_named_and_the_others_are_found(tmp_path, config, text):
     runs = [Run.create(tmp_path, "a", config) for _ in range(3)]
     (runs[1].path / "config.json").write_text(text)
-    with pytest.warns(RuntimeWarning, match=r"00001-a/config\.json is not a JSON object"):
+    with pytest.warns(RuntimeWarning, match=r"00001-a/config\.json cannot be used: "):
         found = [run.path for run, _ in find_runs(tmp_path)]
     assert found == [runs[0].path, runs[2].path]
 

@@ -79,6 +79,8 @@ def train(root, steps=STEPS, every=EVERY, pause=0.0):
                 run.save(state, step)
             if stop:
                 break
+    if not guard.exit_code:
+        run.set_status("finished", steps)
     return guard.exit_code
 
 
@@ -176,7 +178,9 @@ def ask_to_stop(root):
         wait_for(folder, 1)
         os.kill(process, number)
         assert wait(process) == 128 + number
-        assert len(list(folder.glob("*/checkpoints/*.json"))) >= 1
+        (status,) = (Run.open(path).status for path in folder.glob("*-tiny"))
+        assert (status.state, status.message) == ("stopped", f"Stopped by {number.name}")
+        assert status.saved == status.step >= 1
         assert wait(fork(lambda folder=folder: train(folder))) == 0
     process = fork(lambda: train(root / "twice", pause=30))
     wait_for(root / "twice", 1)
@@ -185,6 +189,8 @@ def ask_to_stop(root):
     os.kill(process, signal.SIGINT)
     start = time.monotonic()
     assert wait(process) == ABORTED
+    (status,) = (Run.open(path).status for path in (root / "twice").glob("*-tiny"))
+    assert (status.state, status.message) == ("stopped", "Aborted by KeyboardInterrupt")
     assert time.monotonic() - start < 5
     assert wait(fork(lambda: train(root / "twice"))) == 0
 
@@ -266,6 +272,9 @@ def test_killed_at_every_change_of_a_file(outcome):
     folders = list(root.glob("operation-*"))
     assert len(folders) == int((root / "operations").read_text()) > 40
     assert [f.name for f in folders if metrics_of(f) != reference] == []
+    runs = [Run.open(path) for folder in folders for path in folder.glob("*-tiny")]
+    assert {(run.status.state, run.status.step, run.status.saved) for run in runs} == {("finished", STEPS, STEPS)}
+    assert [path for run in runs for path in run.path.rglob("*.tmp")] == []
 
 
 def test_killed_at_random_moments(outcome):

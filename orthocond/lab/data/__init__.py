@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Pair(NamedTuple):
-    """Images to train on, and images to judge by."""
+    """Images to train on, and images to evaluate on."""
 
     train: ImageData
     held_out: ImageData

@@ -138,6 +138,8 @@ def entries(path: Path, wanted: Callable[[str], bool]) -> tuple[list[Entry], lis
         for entry in listing:
             if any(p.startswith(".") or p == "__MACOSX" for p in entry.name.rstrip("/").split("/")):
                 continue
+            if not entry.name:
+                raise OSError("it holds a file without a name")
             if entry.name in found:
                 raise OSError(f"it holds {entry.name} twice")
             if len(found) == _FILES:
@@ -192,7 +194,7 @@ def _zip(path: Path) -> Iterator[Entry]:
         members = archive.infolist()
         check_expansion(path, path.stat().st_size, sum(member.file_size for member in members))
         for member in members:
-            if member.is_dir():
+            if member.filename.endswith("/"):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
                 raise OSError(f"it holds {_LINK.format(member.filename)}")
@@ -208,8 +210,10 @@ def _zip(path: Path) -> Iterator[Entry]:
             header = file.read(30)
             if header[:4] != b"PK\x03\x04" or len(header) < 30:
                 raise OSError(f"{member.filename} is not where the archive says")
-            offset = member.header_offset + 30 + int.from_bytes(header[26:28], "little")
-            offset += int.from_bytes(header[28:30], "little")
+            length, extra = struct.unpack("<HH", header[26:30])
+            if file.read(length) != member.orig_filename.encode("utf-8" if member.flag_bits & 0x800 else "cp437"):
+                raise OSError(f"{member.filename} has another name where it lies")
+            offset = member.header_offset + 30 + length + extra
             deflated = member.file_size if member.compress_type == zipfile.ZIP_DEFLATED else None
             yield Entry(member.filename, str(path), offset, member.compress_size, deflated, member.CRC)
 

@@ -170,60 +170,62 @@ class Pipeline:
         for index in range(start, len(self)):
             chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
             # Drawn for the whole batch and then divided: an image is augmented alike for any number of processes.
-            dice = np.random.default_rng([_AUGMENT, self.seed, epoch, index]).random((len(chosen), 3), dtype=np.float32)
+            uniform = np.random.default_rng([_AUGMENT, self.seed, epoch, index]).random(
+                (len(chosen), 3), dtype=np.float32
+            )
             mine = slice(self.rank, None, self.world_size)
             if len(chosen[mine]):
-                yield self._batch(torch.from_numpy(chosen[mine]), torch.from_numpy(dice[mine]))
+                yield self._batch(torch.from_numpy(chosen[mine]), torch.from_numpy(uniform[mine]))
 
-    def _batch(self, indices: Tensor, dice: Tensor) -> Batch:
+    def _batch(self, indices: Tensor, uniform: Tensor) -> Batch:
         labels = self.data.labels[indices]
         if isinstance(self.data.images, Tensor):
-            images = self._cropped(self._scaled(self.data.images[indices]), dice)
+            images = self._cropped(self._scaled(self.data.images[indices]), uniform)
         else:
-            images = self._decoded(self.data.images, indices, dice)
+            images = self._decoded(self.data.images, indices, uniform)
         if self.train and self.flip:
-            mirrored = dice[:, 2] < 0.5
+            mirrored = uniform[:, 2] < 0.5
             images[mirrored] = images[mirrored].flip(3)
         mean, std = (torch.tensor(value).reshape(-1, 1, 1) for value in (self.mean, self.std))
         return Batch(images.float().mul_(1 / (255 * std)).sub_(mean / std), labels)
 
-    def _decoded(self, images: EncodedImages, indices: Tensor, dice: Tensor) -> Tensor:
+    def _decoded(self, images: EncodedImages, indices: Tensor, uniform: Tensor) -> Tensor:
         def one(place: int) -> Tensor:
             image = images.decode(int(indices[place]), self._resize)
-            return self._cropped(self._scaled(image[None]), dice[place, None])
+            return self._cropped(self._scaled(image[None]), uniform[place, None])
 
         return torch.cat(in_threads(one, range(len(indices)), self.workers))
 
     def _scaled(self, images: Tensor) -> Tensor:
         return shorter_side(images, self._resize) if self._resize else images
 
-    def _cropped(self, images: Tensor, dice: Tensor) -> Tensor:
-        """Squares (or the images' own shape) cut out at places given by ``dice`` in [0, 1)."""
+    def _cropped(self, images: Tensor, uniform: Tensor) -> Tensor:
+        """Squares (or the images' own shape) cut out at places given by ``uniform`` in [0, 1)."""
         height, width = (self.size, self.size) if self.size else images.shape[-2:]
         if not self.train:
             return images if self.size is None else center_crop(images, self.size)
         if self._padding and self.padding == "reflection":
-            return _reflected(images, dice, self._padding, (height, width))
+            return _reflected(images, uniform, self._padding, (height, width))
         if self._padding:
             images = F.pad(images, (self._padding,) * 4)
         rows, columns = images.shape[-2] - height + 1, images.shape[-1] - width + 1
         if rows == columns == 1:
             return images
         windows = images.unfold(2, height, 1).unfold(3, width, 1)  # a view: (B, C, rows, columns, height, width)
-        return windows[torch.arange(len(images)), :, _place(dice[:, 0], rows), _place(dice[:, 1], columns)]
+        return windows[torch.arange(len(images)), :, _place(uniform[:, 0], rows), _place(uniform[:, 1], columns)]
 
 
-def _place(dice: Tensor, count: int) -> Tensor:
+def _place(uniform: Tensor, count: int) -> Tensor:
     """Whole numbers below ``count`` from numbers in [0, 1)."""
     # float32 below 1 times a whole number can round up to that number.
-    return (dice * count).long().clamp_(max=count - 1)
+    return (uniform * count).long().clamp_(max=count - 1)
 
 
-def _reflected(images: Tensor, dice: Tensor, padding: int, size: tuple[int, int]) -> Tensor:
+def _reflected(images: Tensor, uniform: Tensor, padding: int, size: tuple[int, int]) -> Tensor:
     """Crops from images that are surrounded by their own reflection, which is never stored; channels come last."""
     places = []
     for axis, (side, crop) in enumerate(zip(images.shape[-2:], size, strict=True)):
-        start = _place(dice[:, axis], side + 2 * padding - crop + 1) - padding
+        start = _place(uniform[:, axis], side + 2 * padding - crop + 1) - padding
         position = (start[:, None] + torch.arange(crop)).abs()
         places.append(torch.where(position < side, position, 2 * (side - 1) - position))
     image = torch.arange(len(images))[:, None, None]

@@ -67,12 +67,12 @@ class Sprites(ImageData):
 def sprites(
     count: int | None = None, *, size: int = 32, split: str | None = None, seed: int = 0, noise: float = 0.0
 ) -> Sprites:
-    """Sprites with factors drawn uniformly and independently.
+    """Sprites with independent, uniformly distributed factors.
 
     Args:
         count: Number of images; 10,000 in the split ``"train"`` and 2,000 in ``"test"`` if None.
         size: Side in pixels, at least 16.
-        split: ``"train"`` or ``"test"``, drawn independently.
+        split: ``"train"`` or ``"test"``, independent of each other.
         seed: Another seed gives other images; equal arguments give equal images.
         noise: Standard deviation of normal noise on the pixels in [0, 1].
 
@@ -229,7 +229,7 @@ def _hue(color: Tensor) -> Tensor:
 def _nearest_shape(rgb: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     errors = []
     for index in range(len(SHAPES)):
-        drawn = render(values, torch.full((len(values),), index, device=values.device), rgb.shape[-1])
-        errors.append((drawn - rgb).square().mean((1, 2, 3)))
+        rendered = render(values, torch.full((len(values),), index, device=values.device), rgb.shape[-1])
+        errors.append((rendered - rgb).square().mean((1, 2, 3)))
     error, shapes = torch.stack(errors).min(0)
     return shapes, error.sqrt()

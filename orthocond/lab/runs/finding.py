@@ -1,5 +1,6 @@
 """The runs in a folder: find them, name them, and make each configuration's run once."""
 
+import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -8,13 +9,15 @@ from warnings import warn
 from orthocond.lab.experiments import Config, read_config
 from orthocond.lab.runs.files import locked
 from orthocond.lab.runs.folder import Run
+from orthocond.lab.text import printable
 
 
 def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Config]]:
     """The trainings in a folder, in the order of their numbers.
 
-    Folders without ``config.json`` and runs of another program are passed over. A run whose ``config.json`` is damaged
-    is left out with a warning that names the file; the others are found all the same.
+    Folders without ``config.json`` are passed over, and so are those of other programs, whose names do not begin with
+    a number. A run whose ``config.json`` is damaged or no configuration any more is left out with a warning that names
+    the file; the others are found all the same.
     """
     folder = Path(root)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -22,12 +25,11 @@ def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Config]]:
             continue
         try:
             run = Run.open(path)
-        except ValueError as error:
-            warn(f"A run was left out: {error}", RuntimeWarning, stacklevel=2)
-            continue
-        try:
             config = read_config(run.config)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
+            if re.match(r"\d+-", path.name):
+                text = f"A run was left out, as {path / 'config.json'} cannot be used: {error}"
+                warn(printable(text), RuntimeWarning, stacklevel=2)
             continue
         yield run, config
 
