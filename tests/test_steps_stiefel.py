@@ -136,6 +136,18 @@ def test_the_gradient_is_averaged_in_the_surrounding_space():
         torch.testing.assert_close(w.detach(), expected)
 
 
+@pytest.mark.parametrize("shape", [(30, 4096), (4096, 30), (128, 300)])
+def test_a_large_float32_weight_takes_the_step_of_float64(shape):
+    setting = Stiefel(gain=0.7)
+    w = setting.nearest(torch.randn(shape))
+    average = torch.randn(shape)
+    found = setting.step(w, setting.tangent(w, average), 0.1)
+    expected = setting.step(w.double(), setting.tangent(w.double(), average.double()), 0.1)
+    assert torch.linalg.matrix_norm(found - expected, 2) < 1e-5 * torch.linalg.matrix_norm(expected - w, 2)
+    values = torch.linalg.svdvals(found.double())
+    torch.testing.assert_close(values, torch.full_like(values, 0.7), rtol=1e-7, atol=0)
+
+
 # --- under treat -----------------------------------------------------------------------------------------------------
 
 
