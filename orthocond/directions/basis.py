@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import at_least_float32, check_count, check_floating, check_not_negative
+from orthocond._html import paragraph, table
 from orthocond.directions._masks import Region, check_mask
 from orthocond.generators import ImageGenerator, all_images, as_generator, draws_noise, latents_of
 
@@ -174,7 +175,8 @@ class Directions:
         effect = effect_sizes(generator, self, z, step=step, batch_size=batch_size, seed=seed)
         return replace(self, effect=effect)
 
-    def __str__(self) -> str:
+    def _cells(self) -> list[list[str]]:
+        """Header and rows of a table."""
         total = float(self.importance.sum()) or 1.0
         partners = {i: [j for j in group if j != i] for group in self.ties for i in group}
         rows = [["name", "importance", "share", *([] if self.effect is None else ["effect"]), ""]]
@@ -183,6 +185,16 @@ class Directions:
             effect = [] if self.effect is None else [f"{float(self.effect[i]):.3g}"]
             tied = "tied with " + _few(partners[i]) if i in partners else ""
             rows.append([name, f"{value:.4g}", f"{value / total:.1%}", *effect, tied])
+        return rows
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        header, *rows = self._cells()
+        title = paragraph(f"{self.method}: {len(self)} directions of {self.z_dim} dimensions")
+        return title + table(header, rows, right=range(1, len(header) - 1))
+
+    def __str__(self) -> str:
+        rows = self._cells()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join([f"  {row[0]:<{widths[0]}}", *map(str.rjust, row[1:-1], widths[1:-1]), row[-1]]).rstrip()

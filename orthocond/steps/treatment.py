@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond._checks import check_count
+from orthocond._html import paragraph, table
 from orthocond.steps._targets import find_optimizer, find_weights
 from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches
 from orthocond.steps.controls import FixedLR, RandomLR
@@ -214,6 +215,15 @@ class Treatment:
         state = f"{steps} step{'' if steps == 1 else 's'}" + ("" if self._handles else ", removed")
         settings = [f"\n  {kind}={value}" for kind in _KINDS if (value := getattr(self, kind)) is not None]
         return f"Treatment of {names} under {self._optimizer_name}, {state}:{''.join(settings)}"
+
+    def _repr_html_(self) -> str:
+        """The same with what was done to each weight, for notebooks. Reads values from the device."""
+        header = ("weight", "steps", "without gradient", "skipped", "OLR acted", "at its floor", "last η")
+        rows = []
+        for s in self.statistics:
+            counts = (s.steps, s.without_gradient, s.skipped, s.shortened, s.at_floor)
+            rows.append((s.name, *map(str, counts), f"{s.rates[-1]:.3g}" if s.rates else ""))
+        return paragraph(repr(self)) + table(header, rows, right=range(1, len(header)))
 
     def _attach(self, optimizer: Optimizer) -> None:
         """Check every weight against the optimizer, then register the hooks."""
