@@ -294,7 +294,7 @@ def test_gradient_of_coloring(per):
 
 def test_gradient_equals_the_plain_composition():
     """Long features, which the one pass cuts into parts, against autograd through the definition."""
-    x = features(3, 8, 150, 100, dtype=F64)
+    x = features(3, 8, 160, 120, dtype=F64)
     weight = torch.randn_like(x)
     gradients = []
     for compute in (whiten, _composed):

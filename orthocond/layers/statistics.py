@@ -11,8 +11,8 @@ from orthocond._checks import in_transform
 from orthocond._distributed import sum_across
 from orthocond.layers.base import add_affine_, affine
 
-# Entries that are converted to float64 and multiplied at a time: half a megabyte, which stays in a core's cache.
-_CHUNK = 2**16
+# Entries that are converted to float64 and multiplied at a time: a megabyte, which stays in a core's cache.
+_CHUNK = 2**17
 
 
 class Moments(NamedTuple):
