@@ -1,5 +1,7 @@
 """The solvers of the literature: what they compute, and how far it is from exact."""
 
+import dataclasses
+
 import pytest
 import scipy.linalg
 import torch
@@ -82,6 +84,78 @@ def test_inverse_gaps_are_what_the_literature_says():
     assert oc.SVD(gradient="truncated").inverse_gaps(near)[0, 1] == 1e10
     assert oc.SVD(gradient="taylor", degree=100).inverse_gaps(near)[0, 1] == pytest.approx(101, rel=1e-6)
     assert oc.SVD(gradient="pade").inverse_gaps(torch.tensor([1.0, 1.0 - 1e-13]).double())[0, 1] == 0
+
+
+def released_inverse_gaps(s, gradient, degree=100):
+    """K as the authors' code computes it, entry by entry, for one spectrum; the Padé quotient at 1 by its size."""
+    n = len(s)
+    k = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        for j in range(n):
+            if i == j:
+                continue
+            if gradient in ("taylor", "pade"):
+                x = min(s[i], s[j]) / max(s[i], s[j])
+                sign = 1 / s[i] if s[i] >= s[j] else -1 / s[j]  # ">=", so that a tie is positive twice
+                if gradient == "taylor":
+                    k[i, j] = sign * sum(x**power for power in range(degree + 1))
+                else:
+                    k[i, j] = sign / (1 - x if x < 1 else 1e-16)
+            else:
+                gap = s[i] - s[j]
+                k[i, j] = 1 / gap if gap else torch.inf
+    if gradient == "truncated":
+        return k.clamp(-1e10, 1e10)
+    k[k == torch.inf] = k[k != torch.inf].max()
+    return k
+
+
+RELEASED = [oc.SVD(gradient=g, ties="released", degree=100) for g in ("plain", "truncated", "taylor", "pade")]
+
+
+@pytest.mark.parametrize("solver", RELEASED, ids=str)
+def test_inverse_gaps_at_ties_as_released(solver):
+    values = [4.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0 - 1e-9, 0.5, 2.2e-16, 2.2e-16]
+    found = solver.inverse_gaps(torch.tensor(values, dtype=torch.float64))
+    expected = released_inverse_gaps(values, solver.gradient)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert found[0, 1] == found[1, 0] > 0
+    apart = torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)  # no ties: no difference
+    torch.testing.assert_close(
+        solver.inverse_gaps(apart), dataclasses.replace(solver, ties="zero").inverse_gaps(apart), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("solver", RELEASED, ids=str)
+@both_functions
+def test_gradient_at_ties_as_released(name, solver):
+    """The backward pass of the release by hand, on a diagonal matrix, whose eigenvectors are the axes."""
+    values = torch.tensor([4.0, 2.0, 2.0], dtype=torch.float64)
+    a, g = torch.diag(values), torch.randn(3, 3, dtype=torch.float64)
+    power = -0.5 if name == "inv_sqrtm" else 0.5
+    grad_u = (g + g.mT) * values**power
+    k = released_inverse_gaps(values.tolist(), solver.gradient)
+    inner = k.mT * grad_u + torch.diag(power * values ** (power - 1) * g.diagonal())
+    expected = (inner + inner.mT) / 2
+    found = gradient(FUNCTIONS[name], a, g, solver=solver)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+    exact = reference_gradient(a, g, name == "inv_sqrtm")
+    wrong = {"plain": 0.1, "truncated": 1e8, "taylor": 10.0, "pade": 1e14}
+    assert relative_error(found, exact) > wrong[solver.gradient]
+
+
+def test_top_as_released_overwrites_the_small_eigenvalues():
+    a = torch.diag(torch.tensor([8.0, 4.0, 1.0, 0.5])).double()
+    solver = oc.SVD(gradient="top", keep=2, ties="released")
+    tiny = torch.finfo(torch.float64).eps
+    found = oc.sqrtm(a, solver=solver)
+    torch.testing.assert_close(found.diagonal(), torch.tensor([8.0, 4.0, tiny, tiny]).double().sqrt())
+    g = torch.ones(4, 4).double()
+    values = [8.0, 4.0, tiny, tiny]
+    k = released_inverse_gaps(values, "plain")
+    root = torch.tensor(values).double().sqrt()
+    inner = k.mT * (2 * g * root) + torch.diag(0.5 / root)
+    torch.testing.assert_close(gradient(oc.sqrtm, a, g, solver=solver), (inner + inner.mT) / 2)
 
 
 def test_top_gradient_leaves_out_the_small_eigenvalues():
