@@ -242,6 +242,13 @@ def test_accuracy_in_float32(shape, map, bound):
     assert error(module.weight.detach().double()) < bound
 
 
+@pytest.mark.parametrize("map", MAPS)
+def test_accuracy_of_a_tall_weight_with_large_entries(map):
+    """The table of an embedding starts with unit normal entries: sums of 30000 products of size 1 must not show."""
+    module = orthogonal(nn.Embedding(30000, 20), map=map)
+    assert error(module.weight.detach().double()) < 1e-5
+
+
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0, 1e3, 1e4])
 @pytest.mark.parametrize("shape", [(64, 32), (64, 27), (27, 64), (33, 32), (32, 32), (64, 300)], ids=str)
 @pytest.mark.parametrize("map", ["cayley", "exponential"])

@@ -85,7 +85,10 @@ class Orthogonal(nn.Module):
 def _tangent(x: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
     """Split ``A = X Bᵀ - B Xᵀ`` into ``BᵀAB`` and ``K = (I - BBᵀ) X``: then ``A = B (BᵀAB) Bᵀ + K Bᵀ - B Kᵀ``."""
     inner = base.mT @ x
-    return inner - inner.mT, x - base @ inner
+    normal = x - base @ inner
+    # Once more, as rounding of long sums leaves a part along B. No gradient: that of the part is zero.
+    normal = normal - base @ (base.mT @ normal.detach())
+    return inner - inner.mT, normal
 
 
 def _cayley(x: Tensor, base: Tensor) -> Tensor:
