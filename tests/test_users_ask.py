@@ -71,7 +71,7 @@ def test_nan_of_symeig_with_large_pairs_of_eigenvalues():
 
 
 def test_symmetric_square_root_with_stable_second_derivatives():
-    """pytorch/pytorch#25481: a root in torch.linalg; the second derivative of the one proposed is not stable at ties."""
+    """pytorch/pytorch#25481: a root in torch.linalg; that of the proposal has no stable second derivative."""
     a = torch.diag(torch.tensor([1.0, 1.0, 3.0, 3.0], dtype=torch.float64)).requires_grad_()
     (plain,) = torch.autograd.grad(root_through_eigh(a).sum(), a)
     assert plain.isnan().any()

@@ -32,6 +32,8 @@ _POLAR_EXPRESS_LOWER = 1e-4
 # Each step is made for an interval longer by this factor: rounding can put a singular value above the interval's end,
 # where a minimax polynomial grows so steeply that a few steps reach infinity.
 _POLAR_EXPRESS_SAFETY = 1.01
+# A step never shrinks a large singular value below about this share of the largest: it would lose as many digits.
+_POLAR_EXPRESS_CUSHION = 0.1
 # The quintic Newton-Schulz step, third order at 1: (15 x - 10 x³ + 3 x⁵) / 8.
 _QUINTIC = (1.875, -1.25, 0.375)
 
@@ -302,20 +304,24 @@ def polar_express_coefficients(lower: float = _POLAR_EXPRESS_LOWER) -> tuple[tup
     """Coefficients (a, b, c) of the steps ``a x + b x³ + c x⁵`` that bring ``[lower, 1]`` to 1.
 
     Each step is the best uniform approximation of 1 on the interval that the step before leaves, lengthened by 1 % for
-    rounding; the last two are Newton-Schulz steps, which take the rest from 1e-2 to below the rounding error of
-    float32.
+    rounding and cut off at a tenth of its end, then scaled so that 1 is again in the middle of its values. The last two
+    are Newton-Schulz steps, which take the rest from 1e-2 to below the rounding error of float32. Safety and cut-off
+    are those of the published method, which has 0.02 for the cut-off, as it aims at bfloat16.
 
     Example:
         >>> [round(c, 3) for c in polar_express_coefficients(1e-3)[0]]
-        [8.387, -24.371, 17.726]
+        [7.606, -18.473, 12.695]
     """
     steps = []
     low, high = lower, 1.0
     while high - low > 2e-2:
-        step = _minimax_quintic(low, high * _POLAR_EXPRESS_SAFETY)
-        low = step[0] * low + step[1] * low**3 + step[2] * low**5
-        high = 2 - low
-        steps.append(step)
+        end = high * _POLAR_EXPRESS_SAFETY
+        start = max(low, _POLAR_EXPRESS_CUSHION * end)
+        a, b, c = _minimax_quintic(start, end)
+        least, most = a * low + b * low**3 + c * low**5, 2 - (a * start + b * start**3 + c * start**5)
+        scale = 2 / (least + most)
+        low, high = scale * least, scale * most
+        steps.append((scale * a, scale * b, scale * c))
     return (*steps, _QUINTIC, _QUINTIC)
 
 
