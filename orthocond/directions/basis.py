@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -110,15 +111,9 @@ class Directions:
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def __getitem__(self, index: int | slice | Sequence[int]) -> "Directions":
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Self:
         """Some of the directions, in the order that is asked for. Ties are those among them."""
-        rows = list(range(len(self)))
-        if isinstance(index, slice):
-            rows = rows[index]
-        else:
-            rows = [rows[i] for i in ([index] if isinstance(index, int) else index)]
-        if not rows:
-            raise ValueError(f"Directions needs at least one of its {len(self)} directions; {index!r} selects none.")
+        rows = self._places(index)
         return replace(
             self,
             vectors=self.vectors[rows],
@@ -126,6 +121,14 @@ class Directions:
             names=tuple(self.names[i] for i in rows),
             effect=None if self.effect is None else self.effect[rows],
         )
+
+    def _places(self, index: int | slice | Sequence[int]) -> list[int]:
+        """The places that an index selects, at least one."""
+        rows = list(range(len(self)))
+        rows = rows[index] if isinstance(index, slice) else [rows[i] for i in _listed(index)]
+        if not rows:
+            raise ValueError(f"Directions needs at least one of its {len(self)} directions; {index!r} selects none.")
+        return rows
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the directions to a JSON file that `load` reads.
@@ -203,6 +206,10 @@ class Directions:
         return "\n".join([f"{self.method}: {len(self)} directions of {self.z_dim} dimensions", *lines])
 
 
+def _listed(index: int | Sequence[int]) -> Sequence[int]:
+    return [index] if isinstance(index, int) else index
+
+
 def _few(indices: list[int]) -> str:
     shown = ", ".join(map(str, indices[:6]))
     return shown if len(indices) <= 6 else f"{shown}, … ({len(indices)} in all)"
@@ -225,11 +232,15 @@ def from_eigenvectors(
     """
     order = values.argsort(descending=True, stable=True)[:k]
     rows = columns.mT[order]
-    rows = rows / rows.norm(dim=1, keepdim=True)
-    largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+    rows = with_positive_largest(rows / rows.norm(dim=1, keepdim=True))
     names = tuple(f"{method} {i}" for i in range(len(rows)))
     dtype = at_least_float32(dtype)
-    return Directions((rows * largest.sign()).to(dtype), values[order].clamp_min(0).to(dtype), names, method, tie_tol)
+    return Directions(rows.to(dtype), values[order].clamp_min(0).to(dtype), names, method, tie_tol)
+
+
+def with_positive_largest(rows: Tensor) -> Tensor:
+    """The rows with signs that make the largest entry of each positive."""
+    return rows * rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
 
 
 def check_k(k: int | None, z_dim: int, name: str) -> None:

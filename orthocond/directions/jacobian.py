@@ -131,6 +131,16 @@ def gram_matrices(
     return [total / len(z) for total in sums]
 
 
+def grams_of_latents(derivative: Derivative, z: Tensor, rows: Tensor, batch_size: int) -> Tensor:
+    r"""The matrix :math:`V J^T J V^T` over pixels of each latent, ``(n, k, k)`` in float64, with V the rows."""
+    grams = []
+    for seed, part in enumerate(z.split(max(1, batch_size // len(rows)))):
+        pushed = torch.cat([derivative.push(part, v, seed) for v in rows.split(max(1, batch_size // len(part)))])
+        columns = pushed.flatten(2).transpose(0, 1).double()
+        grams.append(columns @ columns.mT / columns.shape[-1])
+    return torch.cat(grams)
+
+
 def check_moves(gram: Tensor, name: str) -> None:
     """Raise if images do not change with the latents."""
     if not gram.any():

@@ -1,0 +1,266 @@
+"""Directions that no latent mixes: the rotation in which all Jacobian Grams are nearly diagonal."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from orthocond._checks import at_least_float32, check_choice, check_count
+from orthocond.directions.basis import TIE_TOL, Directions, check_k, direction_rows
+from orthocond.directions.diagonalize import jointly_diagonalize, off_diagonal
+from orthocond.directions.factorize import subspaces_of
+from orthocond.directions.jacobian import check_moves, derivative_of, grams_of_latents, jacobian_directions
+from orthocond.generators import Generator, ImageGenerator, as_generator, evaluating, latents_of
+from orthocond.matrix.decompose import eigh
+
+_MOST_DIMENSIONS = 128  # that are rotated if not told
+
+
+@dataclass(frozen=True, eq=False)
+class JointDirections(Directions):
+    """The `Directions` of `joint_directions`, with what the rotation achieved.
+
+    Attributes:
+        energies: Part of the squared entries of JᵀJ that is off the diagonal, from 0 to 1: ``"axes"`` for the latents
+            as they are (not for a subspace of them), ``"mean"`` for the eigenvectors of the mean, as
+            `jacobian_directions` has them, and ``"joint"`` for these.
+        agreement: Least cosine between a direction and its partner from another start; near 1 if the optimum is one.
+        tied: Groups of directions that the generator does not tell apart. Importances may be equal without a tie.
+    """
+
+    energies: dict[str, float] = field(default_factory=dict)
+    agreement: float = math.nan
+    tied: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def ties(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of indices that span a subspace in which any rotation is as good."""
+        return self.tied
+
+    def __getitem__(self, index: int | slice | Sequence[int]) -> Self:
+        """Some of the directions, in the order that is asked for. Ties are those among them."""
+        places = self._places(index)
+        groups = [tuple(i for i, place in enumerate(places) if place in group) for group in self.tied]
+        return replace(super().__getitem__(places), tied=tuple(group for group in groups if len(group) > 1))
+
+    def __str__(self) -> str:
+        energies = ", ".join(f"{name} {value:.3f}" for name, value in self.energies.items())
+        return f"{super().__str__()}\n  off the diagonal: {energies}; agreement of the starts {self.agreement:.3f}"
+
+
+def joint_directions(
+    generator: ImageGenerator,
+    z: Tensor | int = 64,
+    k: int | None = None,
+    *,
+    normalize: str = "trace",
+    weights: Tensor | None = None,
+    blocks: Sequence[int] | None = None,
+    starts: int = 2,
+    derivative: str = "auto",
+    tie_tol: float = TIE_TOL,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> JointDirections:
+    r"""The directions whose effects on the image are orthogonal to each other at as many latents as possible.
+
+    Two latents are disentangled to first order if they change the image in orthogonal ways, so that
+    :math:`J_z^T J_z` is diagonal at every z. Normal latents may be rotated freely, so choose the rotation R that comes
+    nearest to it (see `jointly_diagonalize`):
+
+    .. math:: \min_R \sum_z w_z \sum_{i \ne j} \bigl(R A_z R^T\bigr)_{ij}^2,
+        \qquad A_z = J_z^T J_z / \operatorname{tr} J_z^T J_z
+
+    It costs no training. `sefa` and `jacobian_directions` diagonalize one matrix, the weight's or the mean; where its
+    eigenvalues tie, as for an orthogonal weight, they are arbitrary. Many matrices tell directions apart that one does
+    not.
+
+    For a uniform prior a rotation is no symmetry. The directions are valid all the same; the coordinates along them are
+    not independent of each other then.
+
+    Args:
+        generator: A `Generator`, or any callable with ``z_dim``. The latents of an EigenGAN rotate layer by layer.
+        z: Latents ``(n, z_dim)``, or how many to sample from the prior. Take more than a few for each dimension that
+            is rotated, and compare two seeds.
+        k: How many directions. The rotation is sought in the span of the k leading directions of
+            `jacobian_directions`. None takes all, up to 128. With blocks, the k most important ones are returned.
+        normalize: What each :math:`J^T J` is divided by: its ``"trace"``, its Frobenius ``"norm"``, or ``"none"``, so
+            that latents whose image moves much count more.
+        weights: Weights ``(n,)`` of the latents; None counts all alike.
+        blocks: Sizes of groups of consecutive latents that rotate among themselves only. None takes the layers of an
+            EigenGAN, and else one block.
+        starts: How many starts of the rotation: one from the eigenvectors of the mean, the others random.
+        derivative: As in `jacobian_directions`.
+        tie_tol: Relative tolerance of ties; see `jointly_diagonalize`.
+        batch_size: Images in one call of the generator, counted with their derivatives.
+        seed: Of the latents that are sampled and of the random starts.
+
+    Returns:
+        `JointDirections` with the importance of `jacobian_directions`: the mean squared change of a pixel for one
+        sigma. Largest first; the largest entry of each is positive.
+
+    Raises:
+        TypeError: If the generator is not a callable with ``z_dim``.
+        ValueError: If a shape or setting is not valid, images do not change, or the generator has noise that does not
+            come from torch's random state.
+
+    Example:
+        >>> from orthocond.directions import joint_directions
+        >>> turn = torch.tensor([[0.6, 0.8], [-0.8, 0.6]])
+        >>> class Painter:  # two factors, which are the latents turned; both change the image alike on average
+        ...     z_dim = 2
+        ...     def __call__(self, z):
+        ...         return (z @ turn.mT).sin().reshape(-1, 1, 1, 2)
+        >>> found = joint_directions(Painter())
+        >>> (found.vectors @ turn.mT).abs().round(decimals=2).sort(0).values
+        tensor([[0., 0.], [1., 1.]])
+
+    References:
+        Cardoso, Souloumiac, *Jacobi Angles for Simultaneous Diagonalization* (1996). Wei et al., *Orthogonal Jacobian
+        Regularization* (2021), which trains for the same aim.
+    """
+    name = "joint_directions"
+    generator = as_generator(generator, name)
+    z = latents_of(generator, z, name, seed)
+    d = z.shape[1]
+    check_k(k, d, name)
+    sizes = _check_blocks(blocks, generator)
+    rows = torch.eye(d, dtype=z.dtype, device=z.device)
+    size = min(k or _MOST_DIMENSIONS, d)
+    if len(sizes) == 1 and size < d:
+        rows = jacobian_directions(generator, z, size, derivative=derivative, batch_size=batch_size).vectors.to(z)
+        sizes = [size]
+    grams = _grams(generator, z, rows, derivative, batch_size, name)
+    w = _check_weights(weights, z)
+    matrices = _normalized(grams, normalize) * w.sqrt()[:, None, None]
+    rotation, ties, agreement = _rotate_blocks(matrices, sizes, starts, tie_tol, seed)
+    average = (w[:, None, None] * grams).sum(0) / w.sum() * generator.sigma**2
+    mean = torch.block_diag(*(eigh(part[0])[1].mT for part in _blocks(average[None], sizes)))
+    energies = {"axes": off_diagonal(matrices)} if len(rows) == d else {}
+    energies |= {"mean": off_diagonal(mean @ matrices @ mean.mT)}
+    energies |= {"joint": off_diagonal(rotation @ matrices @ rotation.mT)}
+    importance = (rotation @ average @ rotation.mT).diagonal().clamp_min(0)
+    order = importance.argsort(descending=True, stable=True).tolist()
+    labels = [f"L{i} joint {j}" for i, size in enumerate(sizes) for j in range(size)]
+    dtype = at_least_float32(z.dtype)
+    return JointDirections(
+        (rotation @ rows.double())[order].to(dtype),
+        importance[order].to(dtype),
+        tuple(labels[i] if len(sizes) > 1 else f"joint {place}" for place, i in enumerate(order)),
+        "joint",
+        tie_tol,
+        energies=energies,
+        agreement=agreement,
+        tied=tuple(tuple(sorted(map(order.index, group))) for group in ties),
+    )[:k]
+
+
+def off_diagonal_energy(
+    generator: ImageGenerator,
+    directions: Directions | Tensor | None = None,
+    z: Tensor | int = 64,
+    *,
+    normalize: str = "trace",
+    derivative: str = "auto",
+    batch_size: int = 64,
+    seed: int = 1,
+) -> float:
+    r"""How far directions are from changing the image in orthogonal ways: what `joint_directions` minimizes.
+
+    It is the part of the squared entries of :math:`V J_z^T J_z V^T` that is off the diagonal, over all latents, with
+    the directions as rows of V: 0 if each changes the image orthogonally to all others at every latent. Measure on
+    latents that were not used to find them; the default seed is another one than that of `joint_directions`.
+
+    Args:
+        generator: A `Generator`, or any callable with ``z_dim``.
+        directions: `Directions`, or unit rows ``(k, z_dim)``; None takes the axes.
+        z: Latents ``(n, z_dim)``, or how many to sample from the prior.
+        normalize: As in `joint_directions`.
+        derivative: As in `jacobian_directions`.
+        batch_size: Images in one call of the generator, counted with their derivatives.
+        seed: Of the latents that are sampled.
+
+    Returns:
+        A number from 0 to 1.
+
+    Raises:
+        TypeError: If the generator is not a callable with ``z_dim``.
+        ValueError: If a shape or setting is not valid, or images do not change.
+
+    Example:
+        >>> from orthocond.directions import off_diagonal_energy
+        >>> class Painter:
+        ...     z_dim = 2
+        ...     def __call__(self, z):
+        ...         return z.sin().reshape(-1, 1, 1, 2)
+        >>> off_diagonal_energy(Painter())
+        0.0
+    """
+    name = "off_diagonal_energy"
+    generator = as_generator(generator, name)
+    z = latents_of(generator, z, name, seed)
+    rows = direction_rows(directions, generator.z_dim, name).to(z)
+    return off_diagonal(_normalized(_grams(generator, z, rows, derivative, batch_size, name), normalize))
+
+
+def _grams(generator: Generator, z: Tensor, rows: Tensor, derivative: str, batch_size: int, name: str) -> Tensor:
+    check_count(batch_size, f"{name}(batch_size=...)", 1)
+    with evaluating(generator):
+        grams = grams_of_latents(derivative_of(generator, z, derivative, name), z, rows, batch_size)
+    check_moves(grams, name)
+    return grams
+
+
+def _normalized(grams: Tensor, kind: str) -> Tensor:
+    """The matrices divided by their sizes; one that is zero stays so."""
+    check_choice(kind, "normalize", ("trace", "norm", "none"))
+    if kind == "none":
+        return grams
+    traces = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+    sizes = traces if kind == "trace" else grams.flatten(1).norm(dim=1)
+    return grams / torch.where(sizes > 0, sizes, 1)[:, None, None]
+
+
+def _check_weights(weights: Tensor | None, z: Tensor) -> Tensor:
+    w = torch.ones(len(z)) if weights is None else torch.as_tensor(weights)
+    if w.shape != (len(z),) or not bool((w.isfinite() & (w >= 0)).all()) or not bool(w.any()):
+        raise ValueError(
+            f"joint_directions(weights=...) needs {len(z)} finite numbers of at least 0, not all 0; got {w.tolist()}."
+        )
+    return w.to(z.device).double()
+
+
+def _check_blocks(blocks: Sequence[int] | None, generator: Generator) -> list[int]:
+    """Sizes of the groups of latents that rotate among themselves."""
+    if blocks is None:
+        blocks = [len(one.weight) for one in subspaces_of(generator)] or [generator.z_dim]
+    for size in blocks:
+        check_count(size, "joint_directions(blocks=...)", 1)
+    if sum(blocks) != generator.z_dim:
+        raise ValueError(
+            f"joint_directions(blocks=...) needs sizes of sum {generator.z_dim}, as many as latents; got {blocks}."
+        )
+    return list(blocks)
+
+
+def _blocks(matrices: Tensor, sizes: list[int]) -> list[Tensor]:
+    """The blocks on the diagonal."""
+    rows = matrices.split(sizes, dim=1)
+    return [part.split(sizes, dim=2)[i] for i, part in enumerate(rows)]
+
+
+def _rotate_blocks(
+    matrices: Tensor, sizes: list[int], starts: int, tie_tol: float, seed: int
+) -> tuple[Tensor, list[tuple[int, ...]], float]:
+    """The rotation of all blocks, their ties, and the least agreement."""
+    found = [jointly_diagonalize(part, starts=starts, tie_tol=tie_tol, seed=seed) for part in _blocks(matrices, sizes)]
+    ties: list[tuple[int, ...]] = []
+    first = 0
+    for one in found:
+        ties += [tuple(first + i for i in group) for group in one.ties]
+        first += len(one.rotation)
+    agreements = [one.agreement for one in found if not math.isnan(one.agreement)]
+    return torch.block_diag(*(one.rotation for one in found)), ties, min(agreements, default=math.nan)
