@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orthocond._checks import check_count, check_not_negative, check_square, symmetric_part
+from orthocond._checks import check_count, check_not_negative, check_square
 from orthocond.directions.basis import TIE_TOL, with_positive_largest
 from orthocond.matrix.decompose import eigh
+from orthocond.matrix.symmetric import symmetric_part
 
 _MOST_STEPS = 400
 _LEAST_PROGRESS = 1e-12  # of the energy, in one step: below it rounding decides
