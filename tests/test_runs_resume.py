@@ -3,12 +3,11 @@
 import hashlib
 import json
 import shutil
-import signal
 
 import pytest
 import torch
 
-from orthocond.lab.runs import Guard, Run, checkpoint, ranks
+from orthocond.lab.runs import Run, checkpoint
 from orthocond.lab.runs.state import dump_json
 
 
@@ -118,50 +117,3 @@ def test_leftovers_of_killed_writers_are_removed(run):
     (run.path / ".status.json.0123456789ab.tmp").write_bytes(b"half")
     Run.open(run.path).resume()
     assert not list(run.path.glob(".*.tmp"))
-
-
-# Signals
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_ranks_agree_is_not_lost(run, monkeypatch, number):
-    def agree(value):
-        if not value:
-            signal.raise_signal(number)  # after the value was sent, before the sum comes back
-        return value
-
-    with Guard(run) as guard:
-        monkeypatch.setattr(ranks, "largest", agree)
-        assert not guard.should_stop()
-        assert guard.should_stop()
-    assert guard.exit_code == 128 + number
-
-
-def test_a_signal_after_the_last_step_is_not_lost(run):
-    with Guard(run) as guard:
-        assert not guard.should_stop()
-        signal.raise_signal(signal.SIGTERM)
-    assert guard.exit_code == 143
-    assert run.status.state == "stopped"
-
-
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_second_signal_ends_at_once(run, number, error):
-    def loop():
-        with Guard(run):
-            signal.raise_signal(number)
-            signal.raise_signal(number)
-
-    before = signal.getsignal(number)
-    with pytest.raises(error):
-        loop()
-    assert signal.getsignal(number) is before
-
-
-def test_the_echo_of_torchrun_is_no_second_signal(run, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    with Guard(run) as guard:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        assert guard.should_stop()
-    assert guard.exit_code == 130
