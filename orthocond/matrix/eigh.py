@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
 
-from orthocond._checks import at_least_float32, check_choice, check_not_negative, smallest, without_autocast
+from orthocond._checks import (
+    at_least_float32,
+    check_choice,
+    check_not_negative,
+    in_transform,
+    smallest,
+    without_autocast,
+)
 from orthocond.matrix import decompose
 from orthocond.matrix.solver import Solver
 from orthocond.matrix.symmetric import symmetric_part
@@ -218,8 +225,10 @@ def _derivative(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, i
 
 
 def _is_recorded(*tensors: Tensor) -> bool:
-    """Whether someone may ask for a derivative: not in a plain backward pass nor an optimizer's step."""
-    return torch.is_grad_enabled() or any(unpack_dual(t).tangent is not None for t in tensors)
+    """Whether someone may ask for a derivative: not in a plain backward pass, an optimizer's step or for constants."""
+    if torch.is_grad_enabled() and (in_transform() or any(t.requires_grad for t in tensors)):
+        return True
+    return any(unpack_dual(t).tangent is not None for t in tensors)
 
 
 class _Quick(Function):
@@ -227,7 +236,7 @@ class _Quick(Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
+        if in_transform():
             return super().apply(*args)
         return super(Function, cls).apply(*args)  # type: ignore[misc]
 

@@ -208,8 +208,8 @@ def orthogonal(
 
     Accuracy:
         Largest entry of :math:`W W^T - I` in float32, 64 x 27 to 512 x 4608: 2e-6 for ``"cayley"``, 5e-7 for
-        ``"exponential"``, 1e-7 for ``"polar"``, also where the entries of the parameter have grown to 1e3. The base is stored in the dtype of the weight:
-        treat a model after ``.double()``, not before.
+        ``"exponential"``, 1e-7 for ``"polar"``, also where the entries of the parameter have grown to 1e3. The base is
+        stored in the dtype of the weight: treat a model after ``.double()``, not before.
 
     Example:
         >>> conv = orthogonal(torch.nn.Conv2d(3, 64, 3))
