@@ -222,8 +222,40 @@ def test_the_gradient_of_a_branch_that_is_not_taken():
     assert failure.source == "root = (y * 0).sqrt()"
 
 
+class FullyMasked(nn.Module):
+    """Attention that may look at nothing: a softmax over infinities only, all of them meant."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        scratch = torch.full_like(x, math.nan)
+        scores = self.fc(x) + torch.full((4, 4), -math.inf).triu(1)
+        masked = scores.masked_fill(torch.ones(4, 4, dtype=torch.bool), -math.inf)
+        return torch.softmax(masked, -1) + torch.where(scratch > 0, scratch, x)
+
+
+def test_constants_are_not_blamed():
+    (failure,) = diagnose(FullyMasked(), torch.randn(4, 4)).failures
+    assert (failure.what, failure.operation) == ("NaN", "torch.softmax")
+
+
+def test_an_operation_in_place_is_blamed():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return (self.fc(x) * 0 - 1).sqrt_()
+
+    (failure,) = diagnose(InPlace(), torch.randn(4, 4)).failures
+    assert failure.operation == "torch.Tensor.sqrt_"
+
+
 class HiddenInfinity(nn.Module):
-    """An infinite gradient that reaches no parameter comes before the NaN that does."""
+    """An infinite gradient that a ReLU stops comes before the one that reaches the parameters."""
 
     def __init__(self):
         super().__init__()
@@ -231,8 +263,8 @@ class HiddenInfinity(nn.Module):
 
     def forward(self, x):
         y = self.fc(x)
-        nowhere = (x.clone().requires_grad_() * 0).sqrt().sum()
-        return y.abs().sum() + (y * 0).pow(0.3).sum() + nowhere
+        reaches = (y * 0).pow(0.3).sum()
+        return reaches + torch.relu(y * 0 - 1).sqrt().sum()
 
 
 def test_only_what_reaches_a_parameter_counts():

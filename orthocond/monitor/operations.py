@@ -119,9 +119,15 @@ class OperationLog(TorchFunctionMode):
         name = _name(function)
         given = list(tensors_in((args, kwargs)))
         self._follow_power(name.rpartition(".")[2], args, results)
-        # What has no tensor to compute from is a constant, such as the infinities of a mask, or not written yet.
-        computed = given and "empty" not in name and not name.endswith("__get__")
-        kinds = [k for k in ("nan", "infinity") if computed and getattr(self, k) is None and _holds(results, k)]
+        # A constant that is written somewhere, such as the infinities of a mask, is not computed; and what comes from
+        # values that are not finite does not begin here.
+        inputs = [t for t in given if t.is_floating_point() and all(t is not r for r in results)]
+        computed = given and not any(word in name for word in ("empty", "full", "fill", "__get__"))
+        kinds = [
+            kind
+            for kind in ("nan", "infinity")
+            if computed and getattr(self, kind) is None and _holds(results, kind) and not _holds(inputs, kind)
+        ]
         decomposes = any(n.name().startswith(_DECOMPOSITIONS) for n in nodes)
         if not (nodes or kinds):
             return
