@@ -7,6 +7,10 @@ import torch
 from torch import Tensor
 
 
+class NotFiniteError(ValueError):
+    """A value is NaN or infinite where only finite ones make sense: in a training the sign of a divergence."""
+
+
 def check_floating(a: object, name: str) -> Tensor:
     """Return ``a`` if it is a real floating-point tensor, else raise a `TypeError` that says what to do."""
     if not isinstance(a, Tensor):

@@ -1,8 +1,12 @@
 """A configuration that trains in a second."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
+from orthocond.lab import experiments
 from orthocond.lab.classification.config import Classification, Data, Method, Model, Schedule
+from orthocond.lab.runs import Run
 
 TINY = Classification(
     data=Data("sprites", size=16, crop_padding=2, flip=True, limit=160, held_out=100),
@@ -10,6 +14,16 @@ TINY = Classification(
     schedule=Schedule(epochs=2, batch_size=32, milestones=(1,)),
     log_every=2,
 )
+
+
+def helpers_path() -> str:
+    """PYTHONPATH of processes that import these helpers."""
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def train(config, run: Run, **settings) -> int:
+    """Train without the evaluation at the end."""
+    return experiments.train(config, run, evaluate=False, **settings)
 
 
 def tiny(method: str = "nog+ow+olr", **settings) -> Classification:

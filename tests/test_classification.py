@@ -6,26 +6,28 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from data_files import write_tree
-from lab_helpers import TINY, gcp, tiny
+from lab_helpers import TINY, gcp, helpers_path, tiny, train
 from torch import nn
 
 from orthocond import SkewOrthogonalConv2d, SVDLayer, matrix_view, pre_svd_layer, spectrum
-from orthocond.lab.classification import task as classify
-from orthocond.lab.classification.config import Method, Model, Schedule
+from orthocond._checks import NotFiniteError
+from orthocond.lab.classification import task as classification
+from orthocond.lab.classification.config import GRAMMAR, Method, Model, Schedule
+from orthocond.lab.classification.data import load_data, pipeline
+from orthocond.lab.classification.evaluate import Errors, score
 from orthocond.lab.classification.networks.build import build
-from orthocond.lab.classification.presets import names, preset
-from orthocond.lab.classification.task import evaluate, load_data, pipeline, prepare, train
+from orthocond.lab.classification.networks.prepare import prepare
+from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.data import Pipeline
-from orthocond.lab.experiments import read_config
+from orthocond.lab.experiments import preset, read_config
 from orthocond.lab.launch import launch
-from orthocond.lab.methods import NAMES, parts
+from orthocond.lab.loop import is_divergence
 from orthocond.lab.runs import Run
-from orthocond.lab.runs.finding import open_or_create
+from orthocond.lab.runs.finding import find_runs, open_or_create
 from orthocond.layers import DecorrelatedBatchNorm2d
 
 
@@ -56,7 +58,7 @@ def test_it_learns(tmp_path):
     assert last["best_error"] == min(m["error"] for m in run.metrics() if "error" in m)
 
 
-@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("method", GRAMMAR.names)
 @pytest.mark.parametrize("make", [tiny, gcp])
 def test_every_method_trains(tmp_path, make, method):
     config = replace(make(method), schedule=replace(TINY.schedule, steps=2), log_every=1)
@@ -109,12 +111,12 @@ def test_the_gradient_is_orthogonal_when_the_step_is_made(tmp_path, monkeypatch)
 def test_decay_spares_orthogonal_weights_only():
     for method, count in (("ow", 1), ("mow", 1), ("svd", 0), ("sn", 0)):
         network = prepare(tiny(method), load_data(TINY.data))
-        groups = classify.parameter_groups(Method(method), network.module, network.pre_svd, 5e-4)
+        groups = classification.parameter_groups(Method(method), network.module, [network.module.conv1], 5e-4)
         assert sum(len(g["params"]) for g in groups if g["weight_decay"] == 0) == count
         assert sum(len(g["params"]) for g in groups) == len(list(network.module.parameters()))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("method", ["bn", "svd"])
 def test_networks_of_presets_know_their_layers(name, method):
     config = preset(name, "laptop")
@@ -152,21 +154,23 @@ def test_evaluation_counts_every_image_once():
     data = load_data(TINY.data).held_out
     assert len(data) % 32 != 0
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 12))
-    score = evaluate(model, Pipeline(data=data, batch_size=32, train=False))
+    found = score(model, Pipeline(data=data, batch_size=32, train=False))
     output = model(data.images / 127.5 - 1).detach()
     ranks = (output > output.gather(1, data.labels[:, None])).sum(1)
-    assert score.loss == pytest.approx(nn.functional.cross_entropy(output, data.labels).item(), rel=1e-5)
-    assert score.error == pytest.approx(100 * (ranks > 0).double().mean().item())
-    assert score.top5_error == pytest.approx(100 * (ranks > 4).double().mean().item())
-    assert 0 < score.top5_error < score.error
+    assert found.loss == pytest.approx(nn.functional.cross_entropy(output, data.labels).item(), rel=1e-5)
+    assert found.error == pytest.approx(100 * (ranks > 0).double().mean().item())
+    assert found.top5_error == pytest.approx(100 * (ranks > 4).double().mean().item())
+    assert 0 < found.top5_error < found.error
 
 
 def test_data_without_classes_is_an_error(tmp_path):
     write_tree(tmp_path, [f"{i}.png" for i in range(20)])
     with pytest.raises(ValueError, match="has no classes; a classifier needs a folder for each class"):
         load_data(replace(TINY.data, source=str(tmp_path)))
-    with pytest.raises(ValueError, match="Noise is a setting of sprites"):
-        load_data(replace(TINY.data, source=str(tmp_path), noise=0.1))
+    with pytest.raises(ValueError, match=r"data\.noise is a setting of sprites"):
+        replace(TINY.data, source=str(tmp_path), noise=0.1)
+    with pytest.raises(ValueError, match=r"data\.validation needs fewer than the 160 images; got 160"):
+        load_data(replace(TINY.data, validation=160))
 
 
 def test_held_out_images_can_be_limited(tmp_path):
@@ -234,18 +238,74 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
 def test_an_infinite_loss_stops_with_a_diagnosis(tmp_path, monkeypatch):
     config = tiny("svd", save_every=1)
     run = run_of(tmp_path, config)
-    real = classify.F.cross_entropy
+    real = classification.F.cross_entropy
     calls = []
 
     def broken(*args, **settings):
         calls.append(None)
         return real(*args, **settings) * (float("inf") if len(calls) == 3 else 1)
 
-    monkeypatch.setattr(classify.F, "cross_entropy", broken)
+    monkeypatch.setattr(classification.F, "cross_entropy", broken)
     with pytest.raises(FloatingPointError, match=r"The loss is inf at step 3[\s\S]*bn1[\s\S]*step 2"):
         train(config, run)
     assert run.load().step == 2
     assert "The loss is inf at step 3" in (run.path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "diverges"),
+    [
+        (NotFiniteError("Matrices need finite entries"), True),
+        (torch.linalg.LinAlgError("the input matrix contained non-finite values"), True),
+        (ValueError("labels of another kind"), False),
+    ],
+)
+def test_an_error_in_the_forward_pass_is_a_divergence_if_it_is_about_numbers(tmp_path, monkeypatch, error, diverges):
+    config = tiny("svd", save_every=1)
+    run = run_of(tmp_path, config)
+    real = DecorrelatedBatchNorm2d.forward
+    calls = []
+
+    def broken(self, x):
+        calls.append(None)
+        if len(calls) == 3:
+            raise error
+        return real(self, x)
+
+    monkeypatch.setattr(DecorrelatedBatchNorm2d, "forward", broken)
+    with pytest.raises(FloatingPointError if diverges else ValueError, match=str(error)) as caught:
+        train(config, run)
+    status = Run.open(run.path).status
+    assert status.state == ("diverged" if diverges else "failed")
+    if diverges:
+        assert status.message.startswith("The training diverged at step 3")
+        assert "step 2" in str(caught.value)  # the last checkpoint, in the diagnosis
+
+
+def test_any_error_is_a_divergence_if_a_weight_is_not_finite():
+    model = nn.Linear(2, 2)
+    assert not is_divergence(ValueError("wrong"), model)
+    model.weight.data[0, 0] = math.nan
+    assert is_divergence(ValueError("wrong"), model)
+
+
+def test_the_best_error_is_not_the_last_one(tmp_path, monkeypatch):
+    """The error falls and rises again, before and after the training was resumed."""
+    errors = [50.0, 40.0, 60.0, 45.0]
+    config = tiny("svd", schedule=Schedule(epochs=4, batch_size=32, milestones=()))
+    run = run_of(tmp_path, config)
+    seen = iter(errors)
+    monkeypatch.setattr(classification.evaluation, "score", lambda *_: Errors(1.0, next(seen), 0.0))
+
+    def break_off(state):
+        if state.step == 3 * 5 + 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(config, run, progress=break_off)
+    assert train(config, Run.open(run.path)) == 0
+    assert [m["error"] for m in run.metrics() if "error" in m] == errors
+    assert [m["best_error"] for m in run.metrics() if "error" in m] == [50.0, 40.0, 40.0, 40.0]
 
 
 def test_a_gradient_that_is_not_finite_stops_with_a_diagnosis(tmp_path, monkeypatch):
@@ -271,7 +331,7 @@ def test_a_gradient_that_is_not_finite_stops_with_a_diagnosis(tmp_path, monkeypa
 def test_mixed_precision(tmp_path):
     config = tiny("nog+ow+olr", precision="bf16")
     code = (
-        "import sys\nfrom lab_helpers import tiny\nfrom orthocond.lab.classification.task import train\n"
+        "import sys\nfrom lab_helpers import tiny, train\n"
         "from orthocond.lab.runs import Run\nconfig = tiny('nog+ow+olr', precision='bf16')\n"
         "sys.exit(train(config, Run.create(sys.argv[1], 'half', config)))\n"
     )
@@ -288,7 +348,7 @@ def test_mixed_precision(tmp_path):
 
 
 def python(*arguments, **settings):
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=240, **settings
     )
@@ -333,6 +393,39 @@ def test_launch_reports_a_training_that_fails(tmp_path):
     (outcome,) = launch([config], tmp_path, data_root=str(tmp_path))
     assert outcome.code == 1
     assert "cifar10 needs cifar-10-batches-py" in outcome.text
+    assert "Traceback" not in outcome.text
+
+
+_LAUNCH = """
+import sys
+from lab_helpers import TINY, tiny
+from dataclasses import replace
+from orthocond.lab.launch import launch
+from orthocond.lab.loop import is_divergence
+long = replace(TINY.schedule, epochs=1000)
+configs = [tiny(method, schedule=long) for method in ("svd", "nog")]
+launch(configs, sys.argv[1], jobs=2, progress=lambda index, state: print(index, state.step, flush=True))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
+def test_a_signal_to_the_one_that_watches_lets_all_of_them_save(tmp_path, number, code):
+    environment = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A shell starts background processes without Ctrl-C.
+    program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{_LAUNCH}"
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=environment, **pipes) as process:
+        begun = set()
+        for line in process.stdout:
+            begun.add(line.split()[0])
+            if len(begun) == 2:
+                break
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode in (code, 130, -signal.SIGINT) if number == signal.SIGINT else process.returncode == code
+    runs = [run for run, _ in find_runs(tmp_path)]
+    assert [run.status.state for run in runs] == ["stopped", "stopped"], errors
+    assert all(run.load().step == run.status.step > 0 for run in runs)
 
 
 def test_killed_and_interrupted_runs_go_on_to_the_same_file(tmp_path):
@@ -392,8 +485,6 @@ def test_networks_of_users(tmp_path, factory, layer):
 @pytest.mark.parametrize(
     ("model", "method", "error"),
     [
-        (Model("resnet51"), "svd", "no network 'resnet51'. Did you mean 'resnet5?0'?|no network 'resnet51'"),
-        (Model("densenet121", "gcp"), "svd", "built into the ResNets; densenet121 has none"),
         (Model("test_classification:plain_network"), "svd", r"has 0 SVD layers\. Name .*meta-layer; it has 1\."),
         (Model("test_classification:whitened_network", meta_layer="1"), "bn", "bn needs a network with a batch norm"),
         (Model("test_classification:plain_network", meta_layer="bn1"), "svd", "has no layer 'bn1'"),
@@ -403,6 +494,10 @@ def test_networks_of_users(tmp_path, factory, layer):
     ],
 )
 def test_errors_of_networks(model, method, error):
+    with pytest.raises(ValueError, match=r"no network 'resnet51'\. Did you mean 'resnet50'\?"):
+        Model("resnet51")
+    with pytest.raises(ValueError, match="built into the ResNets; densenet121 has none"):
+        Model("densenet121", "gcp")
     with pytest.raises(ValueError, match=error):
         build(model, Method(method), 10, torch.zeros(4, 3, 16, 16))
     with pytest.raises(TypeError, match=r"has to return a torch\.nn\.Module; it returned int"):
@@ -420,7 +515,7 @@ def test_errors_of_networks(model, method, error):
 )
 def test_errors_of_methods(name, error):
     with pytest.raises(ValueError, match=error):
-        parts(name)
+        Method(name)
 
 
 def test_skew_convolutions(tmp_path):

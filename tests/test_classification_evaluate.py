@@ -3,11 +3,12 @@ import json
 
 import pytest
 import torch
-from lab_helpers import tiny
+from lab_helpers import tiny, train
 from torch import nn
 
-from orthocond.lab.classification.evaluate import assess, recalibrate
-from orthocond.lab.classification.task import load_data, pipeline, prepare, train
+from orthocond.lab.classification.data import load_data, pipeline
+from orthocond.lab.classification.evaluate import evaluate, recalibrate
+from orthocond.lab.classification.networks.prepare import prepare
 from orthocond.lab.runs import Run
 from orthocond.layers import DecorrelatedBatchNorm2d
 
@@ -33,13 +34,13 @@ def test_recalibrated_statistics_are_averages_over_batches():
 
 
 @pytest.mark.parametrize("method", ["nog+olr", "bn"])
-def test_assess_agrees_with_the_training(tmp_path, method):
+def test_evaluation_agrees_with_the_training(tmp_path, method):
     config = tiny(method)
     run = Run.create(tmp_path, "tiny", config)
     with pytest.raises(RuntimeError, match="has no checkpoint yet; train it"):
-        assess(run)
+        evaluate(run)
     train(config, run)
-    values = assess(run)
+    values = evaluate(run)
     last = run.metrics()[-1]
     assert values["error"] == last["error"]
     assert values["loss"] == pytest.approx(last["val_loss"], rel=1e-4)

@@ -1,5 +1,7 @@
 """The command line: help, settings, errors and exit codes."""
 
+import io
+import json
 import subprocess
 import sys
 
@@ -7,8 +9,9 @@ import pytest
 
 from orthocond.cli import app, main, settings
 from orthocond.cli import train as train_module
+from orthocond.cli.terminal import speak_any_encoding
 from orthocond.lab import experiments
-from orthocond.lab.config import replace_at
+from orthocond.lab.config import change
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +80,9 @@ CHANGES = [
     (["--schedule.lr", "0.05"], "schedule.lr", 0.05),
     (["--schedule.milestones", "3", "4", "5"], "schedule.milestones", (3, 4, 5)),
     (["--schedule.milestones=[3,4]"], "schedule.milestones", (3, 4)),
+    (["--schedule.milestones", "none"], "schedule.milestones", ()),
+    (["--schedule.milestones=none"], "schedule.milestones", ()),
+    (["--model.depths", "none"], "model.depths", ()),
     (["--data.flip"], "data.flip", True),
     (["--data.limit", "none"], "data.limit", None),
     (["--method", "nog+ow+olr"], "method.name", "nog+ow+olr"),
@@ -95,15 +101,14 @@ CHANGES = [
 @pytest.mark.parametrize(("tokens", "path", "value"), CHANGES, ids=lambda x: str(x))
 def test_an_option_changes_its_setting_alone(tokens, path, value, chosen):
     assert main(["train", "dbn-sprites-small", *tokens]) == 0
-    expected = replace_at(experiments.preset("dbn-sprites-small"), path, value)
+    neutral = {"data.noise": 0.0} if path == "data.source" else {}  # what only sprites have
+    expected = change(experiments.preset("dbn-sprites-small"), {path: value} | neutral)
     assert chosen[0][0] == expected != experiments.preset("dbn-sprites-small")
 
 
 def test_the_preset_may_follow_options(chosen):
     assert main(["train", "--seed", "3", "--scale", "paper", "gan-celeba", "--method", "hp"]) == 0
-    assert chosen[0][0] == replace_at(
-        replace_at(experiments.preset("gan-celeba", "paper"), "seed", 3), "method.name", "hp"
-    )
+    assert chosen[0][0] == change(experiments.preset("gan-celeba", "paper"), {"seed": 3, "method.name": "hp"})
 
 
 def test_options_go_before_the_file_and_the_file_before_the_preset(chosen, tmp_path):
@@ -123,6 +128,8 @@ def test_options_go_before_the_file_and_the_file_before_the_preset(chosen, tmp_p
         ("[shedule]\nlr = 1", "'schedule'"),
         ("[schedule]\nlr = 'fast'", "schedule.lr needs a number"),
         ("lr = = 1", "is not TOML"),
+        ("log_every = 0", "log_every needs at least 1; got 0"),
+        ("kind = 'generation'", "is of the kind 'classification'"),
     ],
 )
 def test_a_bad_file_is_named(text, words, tmp_path, capsys):
@@ -132,6 +139,41 @@ def test_a_bad_file_is_named(text, words, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "mine.toml" in error
     assert words in error
+
+
+def test_a_file_may_be_json_and_has_the_same_constraints(chosen, tmp_path, capsys):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"preset": "gan-sprites", "schedule": {"steps": 7}}))
+    assert main(["train", "--config", str(file)]) == 0
+    assert (chosen[0][0].preset, chosen[0][0].schedule.steps) == ("gan-sprites", 7)
+    for text, words in (
+        ("[1, 2]", "needs settings by name"),
+        ("3", "needs settings by name"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"preset": ["gan-sprites"]}', "A preset needs a name"),
+        ('{"preset": "gan-sprites", "schedule": {"steps": 0}}', "schedule.steps needs at least 1"),
+        ('{"preset": "gan-sprites", "schedule": [3]}', "schedule needs the settings of GanSchedule"),
+    ):
+        file.write_text(text)
+        assert main(["train", "--config", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert "config.json" in error or "preset" in error
+        assert words in error
+    assert main(["train", "--config", str(tmp_path)]) == 2  # a folder
+
+
+def test_an_empty_source_is_refused(capsys):
+    assert main(["train", "dbn-sprites-small", "--data", ""]) == 2
+    assert "--data.source needs a text that is not empty" in capsys.readouterr().err
+
+
+def test_another_source_leaves_out_what_only_sprites_have(chosen, tmp_path):
+    for preset, setting in (("dbn-sprites-small", "noise"), ("gan-sprites", "shape")):
+        assert main(["train", preset, "--data", str(tmp_path)]) == 0
+        data = chosen[-1][0].data
+        assert data.source == str(tmp_path)
+        assert not getattr(data, setting)
+        assert getattr(experiments.preset(preset).data, setting)
 
 
 # Errors
@@ -158,6 +200,26 @@ BAD_USAGE = [
     ("bench gan-sprite", "'gan-sprites'"),
     ("table weight-treatment", "'weight-treatments'"),
     ("list preset", '"presets"'),
+    ("train dbn-sprites-small --log-every 0", "--log-every needs at least 1; got 0"),
+    (f"train dbn-sprites-small --data.limit {10**30}", "--data.limit needs at most"),
+    ("train dbn-sprites-small --schedule.epochs 0", "--schedule.epochs needs at least 1"),
+    ("train dbn-sprites-small --schedule.steps -3", "--schedule.steps needs at least 1"),
+    ("train dbn-sprites-small --schedule.lr nan", "--schedule.lr needs a finite number"),
+    ("train dbn-sprites-small --schedule.lr 0", "--schedule.lr needs more than 0"),
+    ("train dbn-sprites-small --schedule.momentum 1", "--schedule.momentum needs less than 1"),
+    ("train dbn-sprites-small --schedule.milestones 2 0", "--schedule.milestones[1] needs at least 1"),
+    ("train dbn-sprites-small --seed -1", "--seed needs at least 0"),
+    ("train dbn-sprites-small --model.width 0", "--model.width needs at least 1"),
+    ("train dbn-sprites-small --model resnet51", "Did you mean 'resnet50'?"),
+    ("train dbn-sprites-small --data.noise 1 --data cifar10", "data.noise is a setting of sprites; cifar10 has none"),
+    ("train gan-sprites --objective.augment-probability 2", "--objective.augment-probability needs at most 1"),
+    ("train gan-sprites --schedule.ema 1", "--schedule.ema needs less than 1"),
+    ("train gan-sprites --schedule.betas 0.5 1", "--schedule.betas[1] needs less than 1"),
+    ("train gan-sprites --data.resize 8", "data.resize needs at least data.size, 16; got 8"),
+    ("table gcp --seeds 0", "Must be >= 1"),
+    ("table gcp --jobs 0", "Must be >= 1"),
+    ("bench --repeats 0", "Must be >= 1"),
+    ("bench --batch-size 0", "Must be >= 1"),
 ]
 
 
@@ -180,6 +242,10 @@ def test_bad_usage_gives_the_nearest_name_and_code_2(line, words, capsys, tmp_pa
         (RuntimeError("another process writes"), 1, "another process writes"),
         (FloatingPointError("The loss is nan"), 3, "The loss is nan"),
         (KeyboardInterrupt(), 130, "Stopped"),
+        (MemoryError(), 1, "The memory is not enough"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 1, "Use a smaller batch"),
+        (OverflowError("int too large"), 1, "int too large"),
+        (ValueError("a\x1b[2Jb is broken"), 1, "a\\x1b[2Jb is broken"),
         (ModuleNotFoundError("No module named 'accelerate'", name="accelerate"), 1, 'pip install "orthocond[lab]"'),
         (ModuleNotFoundError("No module named 'mine'", name="mine"), 1, "No module named 'mine'"),
     ],
@@ -212,6 +278,29 @@ def test_without_the_extra_it_says_how_to_install(monkeypatch, capsys):
     assert 'cyclopts: pip install "orthocond[lab]"' in capsys.readouterr().err
 
 
+def test_ctrl_c_while_it_starts(monkeypatch, capsys):
+    class Interrupt:
+        def find_spec(self, name, path=None, target=None):
+            if name == "orthocond.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "orthocond.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    assert main(["list"]) == 130
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_any_terminal_gets_all_letters_in_some_way(encoding, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+    monkeypatch.setattr(sys, "stdout", stream)
+    speak_any_encoding()
+    print("κ(P + εI) = 3 × 10 → ∞, 漢 ± −1")
+    stream.flush()
+    text = stream.buffer.getvalue().decode(encoding).replace("×", "x").replace("±", "+-")
+    assert text == "kappa(P + epsI) = 3 x 10 -> inf, ? +- -1\n"
+
+
 @pytest.mark.parametrize(("rank", "printed"), [("0", "wrong\n"), ("1", "Process 1: wrong\n")])
 def test_processes_of_torchrun_say_which_they_are(rank, printed, monkeypatch, capsys):
     monkeypatch.setenv("RANK", rank)
@@ -224,12 +313,11 @@ def test_processes_of_torchrun_say_which_they_are(rank, printed, monkeypatch, ca
 
 
 def test_list_shows_all_names(capsys):
-    from orthocond.lab import data, methods
-    from orthocond.lab.generation import methods as gan_methods
+    from orthocond.lab import data
 
     assert main(["list"]) == 0
     words = capsys.readouterr().out.split()
-    parts = {part for name in (*methods.NAMES, *gan_methods.NAMES) for part in name.split("+")}
+    parts = {part for task in experiments.TASKS.values() for name in task.grammar.names for part in name.split("+")}
     assert {*experiments.names(), *parts, *data.names()} <= set(words)
     assert main(["list", "data"]) == 0
     assert "dbn-sprites-small" not in capsys.readouterr().out

@@ -50,6 +50,25 @@ def test_a_resumed_training_was_not_that_fast(clock, console):
     assert "1.0 steps/s" in console.file.getvalue().splitlines()[-1]
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_stages_of_an_evaluation_have_their_own_steps(clock, plain):
+    console = Console(file=io.StringIO(), width=200, force_terminal=not plain, color_system=None)
+    with Display(["nog"], plain=plain, console=console) as display:
+        display(0, Progress(100, 100, {"loss": 0.5}))
+        display(0, Progress(0, 1, {}, "condition of the weights"))
+        for epoch in range(0, 31, 10):
+            display(0, Progress(epoch, 30, {}, "predictability of axes"))
+            clock[0] += 5
+    text = console.file.getvalue()
+    assert "nog: predictability of axes" in text
+    if plain:
+        lines = ["nog: condition of the weights", "nog: predictability of axes"]
+        assert text.splitlines()[1:3] == lines
+        assert text.splitlines()[-1] == "nog: predictability of axes: step 30 of 30, 2.0 steps/s, 0 s left"
+    else:
+        assert "30/30" in text
+
+
 def test_quiet_prints_nothing(console):
     with Display(["svd"], quiet=True, console=console) as display:
         display(0, Progress(1, 1, {}))

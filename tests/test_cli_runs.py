@@ -3,17 +3,20 @@
 import json
 import os
 import signal
+import sys
 
 import pytest
 import torch
+from data_files import write_tree
 
 from orthocond.cli import main
 from orthocond.lab import experiments
-from orthocond.lab.config import replace_at
+from orthocond.lab.classification.networks.prepare import load_model
+from orthocond.lab.config import change
 from orthocond.lab.display import Display
 from orthocond.lab.progress import Progress
-from orthocond.lab.restore import load_model
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import find_runs
 
 TINY = [
     *("train", "dbn-sprites-small", "--data.size", 16, "--data.limit", 32, "--data.held-out", 24),
@@ -77,7 +80,7 @@ def test_resume_finds_the_run_of_the_same_settings(runs, capsys):
     assert len(list(runs.iterdir())) == 2
     capsys.readouterr()
     assert orthocond("train", "--resume", 1, "--runs", runs) == 0  # finished: nothing is trained
-    run, result = capsys.readouterr().out.splitlines()
+    run, *_, result = capsys.readouterr().out.splitlines()
     assert run.endswith("seed5")
     assert result.startswith("Result")
     assert orthocond("train", "--resume", 1, "--runs", runs, "--schedule.lr", 3) == 2
@@ -110,11 +113,57 @@ def test_a_network_of_the_user_in_the_current_directory(runs, tmp_path, monkeypa
     )
     monkeypatch.chdir(tmp_path)
     mine = ("--model", "my_networks:small", "--model.meta-layer", "1", "--method", "nog")
-    assert orthocond(*TINY, "--runs", runs, *mine, "--quiet") == 0
+    assert orthocond(*TINY, "--runs", runs, *mine, "--quiet", "--no-evaluate") == 0
     (folder,) = runs.iterdir()
     assert Run.open(folder).metrics()[0]["rank"] == 8
+    _only_on_request(folder, tmp_path, monkeypatch, capsys)
     assert orthocond(*TINY, "--runs", runs, "--model", "my_network:small") == 1
     assert "there is no module my_network" in capsys.readouterr().err
+
+
+def _only_on_request(folder, tmp_path, monkeypatch, capsys):
+    """A run folder of somebody else names a function; nothing imports it unless the user names it too."""
+    (tmp_path / "my_networks.py").write_text("import pathlib\npathlib.Path('imported').touch()\nsmall = None\n")
+    monkeypatch.delitem(sys.modules, "my_networks")
+    capsys.readouterr()
+    asked = ([], ["--allow-import", "my_networks:other"])
+    for command in (["evaluate"], ["diagnose"], ["train", "--resume"]):
+        for options in asked:
+            assert orthocond(*command, folder, *options) == 2
+            error = capsys.readouterr().err
+            assert "my_networks:small would be imported and called" in error
+            assert "--allow-import my_networks:small" in error
+    assert not (tmp_path / "imported").exists()
+    assert orthocond("evaluate", folder, "--allow-import", "my_networks:small") == 1
+    assert "small of my_networks is no function" in capsys.readouterr().err
+    assert (tmp_path / "imported").exists()
+
+
+def test_presets_for_images_of_your_own(runs, tmp_path, capsys):
+    write_tree(
+        tmp_path / "mine", [f"{split}/{c}/{i}.png" for split in ("train", "val") for c in "ab" for i in range(8)]
+    )
+    small = ("--data.resize", 18, "--data.size", 16, "--schedule.batch-size", 4, "--quiet", "--runs", runs)
+    network = ("--model.depths", 1, "--model.width", 4, "--data.in-memory", 18, "--schedule.epochs", 1)
+    assert orthocond("train", "dbn-images", "--data", tmp_path / "mine", *small, *network) == 0
+    gan = ("--model.channels", 8, 8, 4, "--schedule.steps", 2, "--no-evaluate")
+    assert orthocond("train", "gan-images", "--data", tmp_path / "mine", *small, *gan) == 0
+    assert [run.status.state for run, _ in find_runs(runs)] == ["finished", "finished"]
+    capsys.readouterr()
+    assert orthocond("train", "dbn-images", "--data-root", tmp_path, "--runs", runs) == 1
+    assert "no data set or path 'images'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("preset", "known"), [("dbn-cifar100-resnet50", False), ("gan-celeba", True)])
+def test_dry_run_without_the_data(preset, known, tmp_path, capsys):
+    small = ("--schedule.batch-size", 2, "--data-root", tmp_path)
+    assert orthocond("train", preset, "--dry-run", *small) == 0
+    text = capsys.readouterr().out
+    assert "Data: missing, so that steps are timed with sprites." in text
+    assert ("Steps: 750" in text) == known
+    assert ("Time: about" in text) == known
+    assert "ms a step" in text
+    assert not list(tmp_path.iterdir())
 
 
 def test_dry_run_tells_settings_size_steps_and_time_and_leaves_nothing(runs, capsys):
@@ -125,8 +174,9 @@ def test_dry_run_tells_settings_size_steps_and_time_and_leaves_nothing(runs, cap
     assert "Steps: 4, 4 an epoch" in text
     assert "Time: about" in text
     assert not runs.exists()
-    config = replace_at(experiments.preset("dbn-sprites-small"), "data.size", 16)
-    from orthocond.lab.classification.task import load_data, prepare
+    config = change(experiments.preset("dbn-sprites-small"), {"data.size": 16})
+    from orthocond.lab.classification.data import load_data
+    from orthocond.lab.classification.networks.prepare import prepare
 
     count = sum(p.numel() for p in prepare(config, load_data(config.data)).module.parameters())
     assert f"{count:,} parameters; SVD layer bn1, layer before it conv1" in text
@@ -146,17 +196,34 @@ def test_dry_run_of_a_gan(runs, capsys):
 def test_estimate_of_a_large_batch_is_on_the_line_through_two_small_ones(monkeypatch):
     from orthocond.cli import plan
 
-    monkeypatch.setattr(plan, "step_seconds", lambda config, root: 0.5 + 0.01 * config.schedule.batch_size)
+    monkeypatch.setattr(plan, "step_seconds", lambda config: 0.5 + 0.01 * config.schedule.batch_size)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     config = experiments.preset("dbn-cifar100-resnet50", "paper")
-    assert plan._estimate(config, None) == pytest.approx(0.5 + 0.01 * 128)
-    assert plan._estimate(replace_at(config, "schedule.batch_size", 20), None) == pytest.approx(0.7)
+    assert plan.estimate(config) == pytest.approx(0.5 + 0.01 * 128)
+    assert plan.estimate(change(config, {"schedule.batch_size": 20})) == pytest.approx(0.7)
+
+
+def test_train_evaluates_what_it_has_reached(runs, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert orthocond(*TINY, "--runs", runs) == 0
+    (folder,) = runs.iterdir()
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("svd: errors on held-out images") for line in lines)
+    before = (folder / "evaluation.json").read_bytes()
+    assert json.loads(before)["step"] == 4
+    assert any("κ on the range" in line and "how unequal the directions are" in line for line in lines)
+    assert orthocond("train", "--resume", folder, "--quiet") == 0
+    assert (folder / "evaluation.json").read_bytes() == before
+    (folder / "evaluation.json").write_text(before.decode().replace('"step": 4', '"step": 2'))  # of an earlier step
+    assert orthocond("train", "--resume", folder, "--quiet") == 0
+    assert (folder / "evaluation.json").read_bytes() == before
 
 
 def test_evaluate_and_diagnose_the_trained_model(runs, capsys):
-    assert orthocond(*TINY, "--runs", runs, "--quiet") == 0
+    assert orthocond(*TINY, "--runs", runs, "--quiet", "--no-evaluate") == 0
     (folder,) = runs.iterdir()
     run = Run.open(folder)
+    assert not (folder / "evaluation.json").exists()
     capsys.readouterr()
     assert orthocond("evaluate", folder) == 0
     values = json.loads((folder / "evaluation.json").read_text())
@@ -166,8 +233,8 @@ def test_evaluate_and_diagnose_the_trained_model(runs, capsys):
     assert values["loss"] == pytest.approx(last["val_loss"], rel=1e-4)
     assert (values["rank"], values["size"], values["eps"]) == (27, 64, 0.01)
     text = capsys.readouterr().out
-    assert f"error {last['error']:.2f} %" in text
-    assert "rank 27 of 64" in text
+    assert f"{last['error']:.2f} %" in text
+    assert "27 of 64" in text
     assert orthocond("diagnose", 0, "--runs", runs) == 0
     assert "Rank 27 of 64 by construction" in capsys.readouterr().out
 
@@ -197,27 +264,16 @@ def test_bench_prints_ratios_and_saves_times(tmp_path, capsys):
     assert (saved["preset"], saved["batch_size"], saved["repeats"]) == ("dbn-sprites-small", 8, 2)
     times = saved["milliseconds"]
     assert list(times) == ["nog", "ol", "svd", "bn"]
-    rows = {
-        line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line[:2] in ("no", "ol")
-    }
-    for name, cells in rows.items():
-        t = times[name]
-        assert t["total"] == pytest.approx(t["forward"] + t["backward"] + t["step"])
-        assert float(cells[3]) == pytest.approx(t["total"], abs=0.01)
-        assert float(cells[4]) == pytest.approx(t["total"] / times["svd"]["total"], abs=0.01)
-        assert float(cells[5]) == pytest.approx(t["total"] / times["bn"]["total"], abs=0.01)
-
-
-def test_bench_takes_turns_and_refuses_no_repetition():
-    from orthocond.lab.bench import bench
-
-    config = replace_at(experiments.preset("dbn-sprites-small"), "data.size", 16)
-    rounds = []
-    times = bench(config, ["svd", "olr"], repeats=1, batch_size=4, progress=lambda *state: rounds.append(state))
-    assert rounds == [(1, 3), (2, 3), (3, 3)]
-    assert all(value > 0 for t in times.values() for value in t)
-    with pytest.raises(ValueError, match="at least one repetition"):
-        bench(config, ["svd"], repeats=0)
+    for line in capsys.readouterr().out.splitlines():
+        if line[:3] in ("nog", "ol "):
+            name, *cells = line.split()
+            cost = times[name]
+            assert cost["total"] == pytest.approx(sum(cost["parts"].values()))
+            assert [float(cell) for cell in cells[:4]] == pytest.approx(
+                [*cost["parts"].values(), cost["total"]], abs=0.01
+            )
+            assert float(cells[4]) == pytest.approx(cost["relative"]["median"], abs=0.01)
+            assert float(cells[7]) == pytest.approx(cost["total"] / times["bn"]["total"], abs=0.01)
 
 
 def test_table_lists_what_there_is(capsys):

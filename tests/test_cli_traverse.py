@@ -5,11 +5,11 @@ import json
 import pytest
 from gan_helpers import eigen, tiny
 from lab_helpers import tiny as classifier
+from lab_helpers import train
 from PIL import Image
 
 from orthocond.cli import main
 from orthocond.cli.traverse import _steps
-from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
 
 
@@ -77,9 +77,13 @@ def test_steps():
         (("3",), 2, "traverse needs the run of a GAN"),
         (("2",), 1, "no checkpoint yet"),
         (("7",), 2, "no run '7'"),
-        (("0", "--k", "5"), 1, "has 4 latents, so there are 1 to 4 directions; got k=5"),
-        (("0", "--k", "0"), 1, "got k=0"),
-        (("0", "--samples", "0"), 2, "--samples needs at least 1"),
+        (("0", "--k", "5"), 2, "--k needs at most 4, the latents of this generator; got 5"),
+        (("0", "--k", "0"), 2, "Must be >= 1"),
+        (("0", "--samples", "0"), 2, "Must be >= 1"),
+        (("0", "--samples", "1001"), 2, "Must be <= 1000"),
+        (("0", "--steps", "-1000000000..1000000000"), 2, "at most 1000 steps"),
+        (("0", "--steps", "0..1:100000"), 2, "at most 1000 steps"),
+        (("0", "--seed", "-1"), 2, "Must be >= 0"),
         (("0", "--steps", "3"), 2, "LOW..HIGH"),
         (("0", "--steps", "3..-3"), 2, "go up"),
         (("0", "--gif", "--out", "a.png"), 2, "ends with .gif"),
@@ -103,7 +107,8 @@ def test_bench_of_a_gan(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     (line,) = (line for line in lines if line.startswith("nog"))
     row, cells = saved["milliseconds"]["nog"], line.split()
-    assert float(cells[2]) == pytest.approx(row["relative"]["median"], abs=1e-3)
-    assert float(cells[6]) == pytest.approx(row["by_optimizer"]["median"], abs=1e-3)
+    assert list(row["parts"]) == ["discriminator", "generator", "optimizer", "average"]
+    assert float(cells[6]) == pytest.approx(row["relative"]["median"], abs=1e-3)
+    assert float(cells[9]) == pytest.approx(row["by_optimizer"]["median"], abs=1e-3)
     assert main(["bench", "gan-sprites", "--methods", "svd"]) == 2
     assert "There is no method 'svd'" in capsys.readouterr().err

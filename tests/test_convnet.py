@@ -5,16 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lab_helpers import TINY, tiny
+from lab_helpers import TINY, tiny, train
 from torch import nn
 
 from orthocond import DecorrelatedBatchNorm2d, matrix_view
 from orthocond.lab.classification.config import Method, Model, Schedule
+from orthocond.lab.classification.data import load_data, pipeline
 from orthocond.lab.classification.networks.build import build
 from orthocond.lab.classification.networks.convnet import ConvNet
-from orthocond.lab.classification.presets import preset
-from orthocond.lab.classification.task import _Training, load_data, pipeline, prepare, train
+from orthocond.lab.classification.networks.prepare import prepare
+from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.devices import make_accelerator
+from orthocond.lab.experiments import preset
 from orthocond.lab.runs import Run
 
 SMALL = Model("convnet", depths=(1, 1), width=4, momentum=0.3)
@@ -23,7 +25,7 @@ SMALL = Model("convnet", depths=(1, 1), width=4, momentum=0.3)
 def training(tmp_path, config):
     run = Run.create(tmp_path, "run", config)
     pair = load_data(config.data)
-    return _Training(config, run, make_accelerator("no", run), pair, prepare(config, pair), None, None)
+    return ClassificationTask(config, pair, make_accelerator("no", run))
 
 
 # Values
@@ -41,7 +43,7 @@ def test_rate_rises_and_falls_to_zero(tmp_path, fall):
     schedule = Schedule(epochs=2, batch_size=40, lr=0.5, fall=fall, warmup=0.25, nesterov=True)
     loop = training(tmp_path, tiny("svd", schedule=schedule, model=SMALL))
     assert loop.steps == 8
-    rates = [loop._learning_rate(step, 0) for step in range(1, 9)]
+    rates = [loop.learning_rate(step) for step in range(1, 9)]
     assert rates[:3] == pytest.approx([0.1, 0.3, 0.5])  # a fifth, halfway up, all of it
     left = [1 - i / 6 for i in range(6)]
     expected = left if fall == "linear" else [0.5 - 0.5 * math.cos(math.pi * x) for x in left]
@@ -51,10 +53,10 @@ def test_rate_rises_and_falls_to_zero(tmp_path, fall):
 def test_stem_has_a_rate_of_its_own(tmp_path):
     loop = training(tmp_path, replace(tiny("svd", model=SMALL), method=Method("svd", stem_lr=0.1)))
     stem = loop.network.module.conv1.weight
-    (group,) = [g for g in loop.optimizer.param_groups if any(p is stem for p in g["params"])]
+    (group,) = [g for g in loop.optimizers[0].param_groups if any(p is stem for p in g["params"])]
     assert len(group["params"]) == 1
     assert group["factor"] == 0.1
-    assert sum(len(g["params"]) for g in loop.optimizer.param_groups) == len(list(loop.network.module.parameters()))
+    assert sum(len(g["params"]) for g in loop.optimizers[0].param_groups) == len(list(loop.network.module.parameters()))
 
 
 def test_a_smaller_rate_moves_the_stem_less(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from orthocond.cli import main
 from orthocond.lab import demo as module
-from orthocond.lab.classification.presets import preset
+from orthocond.lab.experiments import preset
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import find_runs
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from data_files import write_tree
 from gan_helpers import EIGEN, eigen, tiny
+from lab_helpers import train
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
@@ -14,13 +15,17 @@ from torch.nn import functional as F
 from orthocond.gans import SimpleDiscriminator, SimpleGenerator
 from orthocond.lab import experiments
 from orthocond.lab.config import from_json, to_json
-from orthocond.lab.generation import presets as gan_presets
-from orthocond.lab.generation import task as generate
-from orthocond.lab.generation.config import GanData, GanMethod, GanModel, GanObjective, Generation
-from orthocond.lab.generation.methods import NAMES, latent_layers, parts, rival_penalty, treat_steps, weight_penalty
-from orthocond.lab.generation.networks import build, load_generator, prepare, sample
-from orthocond.lab.generation.presets import preset
-from orthocond.lab.generation.task import load_images, picture, train
+from orthocond.lab.data import Pipeline
+from orthocond.lab.experiments import preset
+from orthocond.lab.factories import NotAllowedError
+from orthocond.lab.generation import task as generation
+from orthocond.lab.generation.config import GRAMMAR, GanData, GanMethod, GanModel, GanObjective, Generation
+from orthocond.lab.generation.data import load_images
+from orthocond.lab.generation.networks import build, latent_layers, load_generator, prepare, sample
+from orthocond.lab.generation.pictures import picture
+from orthocond.lab.generation.presets import PRESETS
+from orthocond.lab.generation.rivals import rival_penalty
+from orthocond.lab.methods import treat_steps, weight_penalty
 from orthocond.lab.runs import Run
 from orthocond.matrix import matrix_view
 
@@ -43,7 +48,8 @@ def short(config, steps=2):
 
 
 @pytest.mark.parametrize(
-    ("method", "rival"), [(name, "image") for name in NAMES] + [(name, "paper") for name in ("hp", "orojar", "lvp")]
+    ("method", "rival"),
+    [(name, "image") for name in GRAMMAR.names] + [(name, "paper") for name in ("hp", "orojar", "lvp")],
 )
 @pytest.mark.parametrize("make", [tiny, eigen])
 def test_every_method_trains(tmp_path, make, method, rival):
@@ -69,10 +75,8 @@ def test_the_first_step_is_what_the_definition_says(tmp_path):
     run = trained(tmp_path, config)
     line, state = run.metrics()[0], run.load().state
     generator, discriminator = prepare(config)
-    random = generate._random(generate._STEP, 3, 1)
-    real = next(
-        generate.Pipeline(data=load_images(config.data), batch_size=8, train=True, crop_padding=0, seed=3).batches()
-    )
+    random = generation.random(generation._STEP, 3, 1)
+    real = next(Pipeline(data=load_images(config.data), batch_size=8, train=True, crop_padding=0, seed=3).batches())
     x = real.images.requires_grad_()
     fake = generator(sample(generator, 8, random)[0]).detach()
     logits = discriminator(x)
@@ -87,8 +91,8 @@ def test_the_first_step_is_what_the_definition_says(tmp_path):
     optimizer.step()
     for name, value in discriminator.state_dict().items():
         assert state["discriminator"][name] == pytest.approx(value, abs=1e-6), name
-    judged = discriminator(generator(sample(generator, 8, random)[0]))
-    loss = F.binary_cross_entropy_with_logits(judged, torch.ones(8))
+    logits = discriminator(generator(sample(generator, 8, random)[0]))
+    loss = F.binary_cross_entropy_with_logits(logits, torch.ones(8))
     assert line["generator_loss"] == pytest.approx(loss.item(), rel=1e-5)
     before = {name: value.clone() for name, value in generator.state_dict().items()}
     optimizer = torch.optim.Adam(generator.parameters(), 1e-3, (0.0, 0.99))
@@ -139,7 +143,7 @@ def test_a_rival_can_see_a_part_of_the_latents(tmp_path, make, monkeypatch):
         seen.append((len(z), len(network(z))))
         return network(z).square().mean()
 
-    monkeypatch.setattr("orthocond.lab.generation.methods.hessian_penalty", penalty)
+    monkeypatch.setattr("orthocond.lab.generation.rivals.hessian_penalty", penalty)
     config = short(make("hp"))
     for count in (None, 3):
         trained(tmp_path, replace(config, method=replace(config.method, rival_batch=count)))
@@ -147,10 +151,9 @@ def test_a_rival_can_see_a_part_of_the_latents(tmp_path, make, monkeypatch):
     assert seen == [(whole, whole)] * 2 + [(3, 3)] * 2
 
 
-@pytest.mark.parametrize("rival_batch", [0, 3])
-def test_a_part_that_the_processes_cannot_share(rival_batch):
-    with pytest.raises(ValueError, match=rf"multiple of the number of processes, 2; got {rival_batch}"):
-        generate._share(rival_batch, 2)
+def test_a_part_that_the_processes_cannot_share():
+    with pytest.raises(ValueError, match="multiple of the number of processes, 2; got 3"):
+        generation.share(3, 2)
 
 
 def test_rivals_vanish_where_they_should():
@@ -180,7 +183,7 @@ def test_rivals_vanish_where_they_should():
         rival_penalty(GanMethod("hp", rival="paper"), generator, generator, z, None, torch.Generator())
 
 
-@pytest.mark.parametrize("name", [*NAMES[:2], *NAMES[3:6], "orojar"])
+@pytest.mark.parametrize("name", [*GRAMMAR.names[:2], *GRAMMAR.names[3:6], "orojar"])
 def test_treatments_cannot_tell_axes_from_rotated_axes(name):
     """Training on rotated latents from a rotated weight is the same training: only the rivals know of axes."""
     rotation = nn.init.orthogonal_(torch.empty(4, 4, dtype=torch.float64))
@@ -192,7 +195,7 @@ def test_treatments_cannot_tell_axes_from_rotated_axes(name):
         layer = nn.Linear(4, 48, bias=False, dtype=torch.float64)
         layer.weight.data = weight @ turn
         optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
-        treatment = treat_steps(method, [layer], optimizer)
+        treatment = treat_steps(method, [layer], optimizer, model=layer, gain=method.olr_gain)
         random = torch.Generator().manual_seed(0)
         for z in codes:
 
@@ -255,7 +258,7 @@ def test_pictures_show_the_average_at_the_same_latents(tmp_path):
     pixels = np.asarray(Image.open(run.figures / names[-1]))
     assert pixels.shape == (8 * 18 * 6, 8 * 18 * 6, 3)
     generator = load_generator(Run.open(run.path))
-    z, _ = sample(generator, 64, generate._random(generate._PICTURE, config.seed))
+    z, _ = sample(generator, 64, generation.random(generation._PICTURE, config.seed))
     expected = (generator(z)[8] + 1) * 127.5  # the first of the second row
     assert pixels[19 * 6 + 2 : 35 * 6 : 6, 8 : 17 * 6 : 6] == pytest.approx(expected.permute(1, 2, 0).numpy(), abs=0.51)
 
@@ -282,12 +285,12 @@ def test_presets_have_the_numbers_of_the_paper():
     assert preset("gan-celeba", "paper").data.resize == round(128 * 178 / 170)
 
 
-@pytest.mark.parametrize("name", gan_presets.names())
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets_of_laptops_build_and_are_read_back(name):
     config = preset(name)
     assert config == experiments.preset(name)
     assert experiments.read_config(to_json(config)) == config
-    assert experiments.method_names(config) == NAMES
+    assert experiments.task_of(config).grammar.names == GRAMMAR.names
     generator, discriminator = build(config.model, config.data.size)
     z, noise = sample(generator, 2, torch.Generator())
     images = generator(z) if noise is None else generator(z, noise)
@@ -336,12 +339,8 @@ def test_images_of_all_kinds_become_squares(tmp_path):
     ("settings", "error"),
     [
         ({"data": GanData(size=24)}, "power of two"),
-        ({"data": GanData(shape="disc", source="celeba-10k")}, "A shape is a setting of sprites; celeba-10k has none"),
-        ({"data": GanData(resize=8)}, "data.resize needs at least data.size, 16; got 8"),
         ({"data": GanData(limit=4)}, "4 images make no batch of 8"),
-        ({"model": GanModel("simpel")}, "no GAN 'simpel'. Did you mean 'simple'"),
         ({"model": replace(EIGEN, directions=1000)}, "1000 directions needs at least as many dimensions"),
-        ({"method": GanMethod("noog")}, "no method 'noog'. Did you mean 'nog'"),
         ({"model": GanModel("test_generation:nothing")}, "test_generation has no nothing"),
         ({"model": GanModel("test_generation:headless")}, "neither a layer first_projection nor layers subspaces"),
     ],
@@ -350,6 +349,22 @@ def test_errors(tmp_path, settings, error):
     config = replace(tiny(), **settings)
     with pytest.raises(ValueError, match=error):
         train(config, run_of(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: GanData(shape="disc", source="celeba-10k"), "data.shape is a setting of sprites; celeba-10k has none"),
+        (lambda: GanData(resize=8), "data.resize needs at least data.size, 16; got 8"),
+        (lambda: GanModel("simpel"), "no GAN 'simpel'. Did you mean 'simple'"),
+        (lambda: GanMethod("noog"), "no method 'noog'. Did you mean 'nog'"),
+        (lambda: GanMethod("nog@some"), r"'nog@some' has no such layers.*nog@all, olr@all"),
+        (lambda: GanMethod("nog@all+olr"), "are treated in the same layers"),
+    ],
+)
+def test_settings_that_do_not_fit(make, error):
+    with pytest.raises(ValueError, match=error):
+        make()
 
 
 @pytest.mark.parametrize(
@@ -363,7 +378,7 @@ def test_errors(tmp_path, settings, error):
 )
 def test_errors_of_methods(name, error):
     with pytest.raises(ValueError, match=error):
-        parts(name)
+        GanMethod(name)
 
 
 def own_networks(size):
@@ -386,7 +401,10 @@ def without_latents(size):
 
 def test_networks_of_users(tmp_path):
     run = trained(tmp_path, short(tiny("nog+olr", model=GanModel("test_generation:own_networks"))))
-    assert load_generator(run).z_dim == 3
+    assert load_generator(run, allow_import="test_generation:own_networks").z_dim == 3
+    for allowed in (None, "test_generation:headless"):
+        with pytest.raises(NotAllowedError, match="test_generation:own_networks would be imported and called"):
+            load_generator(run, allow_import=allowed)
     with pytest.raises(
         TypeError, match="has to return a generator and a discriminator, two modules; it returned Simple"
     ):

@@ -4,16 +4,16 @@ from dataclasses import replace
 import pytest
 import torch
 from gan_helpers import eigen, tiny
+from lab_helpers import train
 from torch import nn
 
 from orthocond import NoiseAsLatent
 from orthocond.lab.data import FACTORS, sprites
 from orthocond.lab.data.sprites import render
+from orthocond.lab.experiments import preset
 from orthocond.lab.generation import evaluate as gan_evaluate
 from orthocond.lab.generation.evaluate import evaluate, find_directions, own_directions, predictability
 from orthocond.lab.generation.networks import load_generator
-from orthocond.lab.generation.presets import preset
-from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
 from orthocond.metrics import VariationalPredictability, factor_report
 
@@ -45,7 +45,7 @@ def run_of(tmp_path, config):
 
 def test_a_perfect_generator_gets_perfect_marks(tmp_path, monkeypatch):
     run = run_of(tmp_path, tiny(data=replace(tiny().data, shape="disc", limit=None)))
-    monkeypatch.setattr(gan_evaluate, "load_generator", lambda run: Renderer().requires_grad_(False))
+    monkeypatch.setattr(gan_evaluate, "load_generator", lambda run, **_: Renderer().requires_grad_(False))
     result = evaluate(run, vp=VP, samples=1000)
     factors = result["factors"]
     assert factors["read"] == 1

@@ -7,20 +7,19 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from gan_helpers import eigen, tiny
+from lab_helpers import helpers_path, train
 
 from orthocond.lab.generation.config import GanObjective
-from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import open_or_create
 
 # One thread, as in this process: the number of threads changes the order of sums.
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
 
 
 def run_of(tmp_path, config, name="tiny"):
@@ -66,7 +65,7 @@ def test_resumed_runs_write_the_same_files(tmp_path, make, method, stop):
     assert files(again) == files(whole)
     first, second = (run.load().state for run in (whole, again))
     if "nog" in method:
-        assert first["treatment"][0]["steps"] == second["treatment"][0]["steps"] == 7
+        assert first["treatment"]["weights"][0]["steps"] == second["treatment"]["weights"][0]["steps"] == 7
     assert first["ema"]["updates"] == second["ema"]["updates"] == 7
     for state in (first, second):
         state["average"] = state["ema"]["model"]
@@ -110,7 +109,7 @@ import sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
 from accelerate import PartialState
 from gan_helpers import eigen, tiny
-from orthocond.lab.generation.task import train
+from lab_helpers import helpers_path, train
 from orthocond.lab.runs import Run
 PartialState(cpu=True)
 for config in (eigen("nog+olr"), tiny("ol")):

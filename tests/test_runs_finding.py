@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from orthocond.lab.classification.presets import preset
+from orthocond.lab.experiments import preset
 from orthocond.lab.runs import Run, files, finding
 from orthocond.lab.runs.finding import find_runs, is_finished, name_of, open_or_create
 from orthocond.lab.text import printable

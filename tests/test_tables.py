@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from orthocond.lab.bench import Times
+from orthocond.lab.bench import Cost, Ratio
 from orthocond.lab.classification import paper, timing
-from orthocond.lab.classification.config import Method
-from orthocond.lab.classification.presets import preset
+from orthocond.lab.classification.config import GRAMMAR, Method
 from orthocond.lab.classification.tables import TABLES
+from orthocond.lab.classification.task import ClassificationTask
+from orthocond.lab.experiments import preset
 from orthocond.lab.launch import Outcome
-from orthocond.lab.methods import NAMES
 from orthocond.lab.runs import Run
 from orthocond.lab.tables import catalog as tables
 from orthocond.lab.tables import records
@@ -182,7 +182,7 @@ def test_labels_tell_the_forms_of_olr_apart():
 
 def test_cifar100_all_is_every_method_and_both_forms_of_olr():
     configs = tables.TABLES["cifar100-all"].configs("laptop", 5)
-    methods = [Method(name) for name in NAMES]
+    methods = [Method(name) for name in GRAMMAR.names]
     methods += [Method(name, olr="paper") for name in ("olr", "nog+ow+olr")]
     base = preset("dbn-cifar100-resnet50", "laptop")
     assert len(configs) == 90
@@ -342,12 +342,13 @@ def _tiny_table(**settings):
 def test_what_is_missing_is_trained(tmp_path, monkeypatch):
     monkeypatch.setitem(tables.TABLES, "tiny", _tiny_table())
     seen = set()
-    folder = _make(tmp_path, "tiny", seeds=1, jobs=2, train=True, progress=lambda i, state: seen.add((i, state.steps)))
+    watch = lambda i, state: seen.add((i, state.stage or state.steps))  # noqa: E731
+    folder = _make(tmp_path, "tiny", seeds=1, jobs=2, train=True, progress=watch)
     rows = _rows(folder)
     assert [row["seeds"] for row in rows.values()] == [[0], [0]]
     assert 0 <= rows["SVD + NOG"]["measures"]["error"]["mean"] <= 100
     assert rows["SVD"]["facts"]["rank"]["mean"] > 0
-    assert seen == {(0, 2), (1, 2)}
+    assert {(0, 2), (1, 2), (0, "errors on held-out images"), (1, "condition of the SVD layer")} <= seen
     assert "Missing" not in (folder / "table.md").read_text()
 
 
@@ -359,7 +360,7 @@ def test_only_what_is_missing_is_trained(trained, monkeypatch):
         return [Outcome(_train(root, config, 77.0), 0) for config in configs]
 
     monkeypatch.setattr(tables, "launch", launch)
-    monkeypatch.setattr(tables, "load_data", lambda data, root: None)
+    monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
     planned = tables.plan("weight-treatments", seeds=4, runs=trained / "runs", out=trained / "out")
     rows = _rows(_make(trained, seeds=4, train=True))
     assert asked == planned == [_config(name, 3) for name in ("svd", "sn", "ol", "ow", "ns")]
@@ -391,7 +392,7 @@ def test_failures_are_named(trained, monkeypatch):
         return [Outcome(_train(root, c, end="unfinished"), 1, "Traceback\nOSError: disk full") for c in configs]
 
     monkeypatch.setattr(tables, "launch", launch)
-    monkeypatch.setattr(tables, "load_data", lambda data, root: None)
+    monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
     text = (_make(trained, seeds=4, train=True) / "table.md").read_text()
     assert "Failed: 00015-run (OSError: disk full)" in text
 
@@ -426,7 +427,7 @@ def test_if_all_fail_the_first_one_speaks(tmp_path, monkeypatch):
         return [Outcome(_train(root, c, end="unfinished"), 1, "OSError: disk full") for c in configs]
 
     monkeypatch.setattr(tables, "launch", launch)
-    monkeypatch.setattr(tables, "load_data", lambda data, root: None)
+    monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
     with pytest.raises(RuntimeError, match=r"All trainings of gcp failed. The first one said:\nOSError: disk full"):
         _make(tmp_path, "gcp", seeds=1, train=True)
 
@@ -437,7 +438,9 @@ def test_if_all_fail_the_first_one_speaks(tmp_path, monkeypatch):
 def test_times(tmp_path, monkeypatch):
     def bench(config, methods, *, repeats, progress):
         progress(1, 2)
-        return {name: Times(10.0, 20.0, 5.0 if "nog" in name else 2.0) for name in methods}
+        steps = {name: 5.0 if "nog" in name else 2.0 for name in methods}
+        parts = {name: {"forward": 10.0, "backward": 20.0, "step": step} for name, step in steps.items()}
+        return {name: Cost(part, sum(part.values()), Ratio(1, 1, 1), None) for name, part in parts.items()}
 
     monkeypatch.setattr(timing, "bench", bench)
     seen = []
@@ -453,5 +456,5 @@ def test_times(tmp_path, monkeypatch):
 
 
 def test_times_that_were_not_measured_are_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="measure them with train=True"):
+    with pytest.raises(FileNotFoundError, match="leave --no-train out to measure them"):
         _make(tmp_path, "time")

@@ -9,10 +9,11 @@ from PIL import Image
 
 from orthocond.lab.classification import figures
 from orthocond.lab.classification.config import Method
-from orthocond.lab.classification.presets import preset
+from orthocond.lab.experiments import preset
 from orthocond.lab.tables import catalog as tables
 from orthocond.lab.tables import drawing, records
 from orthocond.lab.tables.comparison import Outcome
+from orthocond.lab.tables.figures import differences
 from orthocond.lab.tables.records import Record
 
 
@@ -93,11 +94,11 @@ def test_occurrence_is_that_of_each_rate_of_the_schedule():
 
 def test_methods_of_one_figure_have_colors_of_their_own():
     for name, table in tables.TABLES.items():
-        for sketch in getattr(table, "figures", ()):
-            if sketch.name.startswith(("conditioning", "convergence")):
-                methods = {row.name for row in sketch.rows or table.rows}
+        for plan in getattr(table, "figures", ()):
+            if plan.name.startswith(("conditioning", "convergence")):
+                methods = {row.name for row in plan.rows or table.rows}
                 shared = {} if len(methods) > 8 else {drawing.color(m): m for m in methods}
-                assert len(methods) > 8 or len(shared) == len(methods), (name, sketch.name)
+                assert len(methods) > 8 or len(shared) == len(methods), (name, plan.name)
 
 
 # Drawing
@@ -178,15 +179,15 @@ def test_files_are_small_and_show_something(tmp_path, name):
     configs = tables.TABLES[name].configs("laptop", 2)
     records.keep([_record(config, 40, condition=10.0 + i) for i, config in enumerate(configs)], tmp_path)
     folder = tables.make(name, seeds=2, runs=tmp_path / "none", out=tmp_path, train=False)
-    for sketch in tables.TABLES[name].figures:
+    for plan in tables.TABLES[name].figures:
         for ending in ("png", "svg"):
-            path = folder / f"{sketch.name}.{ending}"
+            path = folder / f"{plan.name}.{ending}"
             assert 3_000 < path.stat().st_size < 150_000, path.name
-        with Image.open(folder / f"{sketch.name}.png") as image:
+        with Image.open(folder / f"{plan.name}.png") as image:
             assert min(image.size) > 300
             shades = {pixel for _, pixel in image.convert("RGB").getcolors(1 << 16)}
         assert len(shades) > 10
-        for row in sketch.rows or tables.TABLES[name].rows:  # no thin line has got the color of another one
+        for row in plan.rows or tables.TABLES[name].rows:  # no thin line has got the color of another one
             expected = [int(drawing.color(row.name)[i : i + 2], 16) for i in (1, 3, 5)]
             nearest = min(max(abs(a - b) for a, b in zip(shade, expected, strict=True)) for shade in shades)
-            assert nearest <= 8 or row.name == "svd" or sketch.name == "learning-rate", (sketch.name, row.name)
+            assert nearest <= 8 or row.name == "svd" or plan.name == "learning-rate", (plan.name, row.name)

@@ -1,32 +1,28 @@
-"""Tables of GANs from run folders: numbers of the evaluation, the paper's, protocols, figures; what a step costs."""
+"""Tables of GANs from run folders: numbers of the evaluation, the paper's, protocols, figures."""
 
 import json
 import math
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from gan_helpers import tiny
+from lab_helpers import train
 from PIL import Image
 from scipy import stats
 
-from orthocond.lab import bench
 from orthocond.lab.data import FACTORS
+from orthocond.lab.experiments import preset
 from orthocond.lab.generation import evaluate as gan_evaluate
 from orthocond.lab.generation import paper as gan_paper
 from orthocond.lab.generation import tables as generation
-from orthocond.lab.generation.config import GanMethod
+from orthocond.lab.generation.config import GRAMMAR, GanMethod
 from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
-from orthocond.lab.generation.methods import NAMES
-from orthocond.lab.generation.presets import preset
 from orthocond.lab.generation.tables import GanExperiment, label
-from orthocond.lab.generation.task import train
 from orthocond.lab.runs import Run
 from orthocond.lab.tables import catalog as tables
-from orthocond.lab.tables.comparison import Comparison, Fact, Measure, Sketch
+from orthocond.lab.tables.comparison import Comparison, Fact, FigurePlan, Measure
 from orthocond.metrics import VariationalPredictability
-from orthocond.steps import NearestOrthogonal
 
 _VP = {"none": [0.30, 0.32, 0.31], "nog": [0.41, 0.44, 0.42], "hp": [0.29, 0.33, 0.31]}
 _SCORES = ("mig", "disentanglement", "completeness", "informativeness", "sap", "modularity")
@@ -137,7 +133,7 @@ def test_rows_have_the_settings_of_the_preset_at_each_scale():
         assert {c.preset for c in configs} == {"gan-celeba", "gan-church"}
         for config in configs:
             assert replace(config.method, name="none") == preset(config.preset, scale).method
-    assert {row.name for row in tables.TABLES["gan-sprites"].rows} == set(NAMES)
+    assert {row.name for row in tables.TABLES["gan-sprites"].rows} == set(GRAMMAR.names)
     assert tables.TABLES["eigengan"].rows[0].name == tables.TABLES["eigengan"].baseline == "ol"
 
 
@@ -154,8 +150,8 @@ def test_every_number_of_the_paper_has_a_row():
 
 def test_labels():
     assert label(GanMethod("olr", olr="paper")) == "OLR (paper's η)"
-    names = [label(GanMethod(name)) for name in NAMES]
-    assert len(set(names)) == len(NAMES)
+    names = [label(GanMethod(name)) for name in GRAMMAR.names]
+    assert len(set(names)) == len(GRAMMAR.names)
 
 
 # What is missing
@@ -195,7 +191,7 @@ def _tiny_table(*figures):
 
 
 def test_traversals_are_of_checkpoints_and_stay_without_them(tmp_path, monkeypatch):
-    table = _tiny_table(Sketch("traversals", traversals("gan-sprites"), of_checkpoints=True))
+    table = _tiny_table(FigurePlan("traversals", traversals("gan-sprites"), of_checkpoints=True))
     monkeypatch.setitem(tables.TABLES, "tiny", table)
     for config in table.configs("laptop", 1):
         run = Run.create(tmp_path / "runs", "tiny", config)
@@ -213,13 +209,13 @@ def test_traversals_are_of_checkpoints_and_stay_without_them(tmp_path, monkeypat
 
 
 def test_effects_are_sorted_by_factor_and_condition_is_drawn(tmp_path, monkeypatch):
-    sketches = (Sketch("effects", effect_matrices("axes")), Sketch("weight-condition", weight_condition))
-    table = _tiny_table(*sketches)
+    plans = (FigurePlan("effects", effect_matrices("axes")), FigurePlan("weight-condition", weight_condition))
+    table = _tiny_table(*plans)
     monkeypatch.setitem(tables.TABLES, "tiny", table)
     for config in table.configs("laptop", 2):
         _run(tmp_path / "runs", config)
     drawn = {}
-    monkeypatch.setattr("orthocond.lab.tables.figures.save", lambda figure, stem: drawn.update({stem.name: figure}))
+    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: drawn.update({stem.name: figure}))
     _make(tmp_path, "tiny", seeds=2)
     assert [axes.get_title(loc="left") for axes in drawn["effects"].axes] == ["no treatment", "NOG"]
     axes = drawn["effects"].axes[0]
@@ -233,7 +229,7 @@ def test_effects_are_sorted_by_factor_and_condition_is_drawn(tmp_path, monkeypat
 
 
 def test_predictability_is_drawn_against_truth(tmp_path, monkeypatch):
-    table = _tiny_table(Sketch("predictability", predictability_and_truth("axes")))
+    table = _tiny_table(FigurePlan("predictability", predictability_and_truth("axes")))
     monkeypatch.setitem(tables.TABLES, "tiny", table)
     found = {"none": [], "nog": []}
     for config in table.configs("laptop", 2):
@@ -244,7 +240,7 @@ def test_predictability_is_drawn_against_truth(tmp_path, monkeypatch):
         (run.path / "evaluation.json").write_text(json.dumps(values))
         found[config.method.name].append((100 * vp, 100 * (1 - vp**2)))
     drawn = {}
-    monkeypatch.setattr("orthocond.lab.tables.figures.save", lambda figure, stem: drawn.update({stem.name: figure}))
+    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: drawn.update({stem.name: figure}))
     _make(tmp_path, "tiny", seeds=2)
     (axes,) = drawn["predictability"].axes
     assert axes.get_title(loc="left").endswith("4 trainings: rank correlation -1.00")
@@ -297,62 +293,3 @@ def test_faces_are_measured_with_inception_if_it_is_there(tmp_path, monkeypatch)
     kept.unlink()
     with pytest.raises((FileNotFoundError, ValueError)):
         gan_evaluate.evaluate(run, vp=vp)
-
-
-# Cost
-
-
-def test_steps_are_timed_in_turn_by_periods(monkeypatch):
-    calls = []
-    clock = iter(range(10**6))
-    optimizer = {"nog": 0.5, "hp": 0.3, "none": 0.2}
-
-    def stepper(config, images, run):
-        name = config.method.name
-        return lambda: calls.append(name) or optimizer[name]
-
-    monkeypatch.setattr("orthocond.lab.generation.task.stepper", stepper)
-    monkeypatch.setattr(bench, "now", lambda: float(next(clock)) ** 2)
-    rounds = []
-    times = bench.bench_gan(tiny(), ["nog", "hp"], repeats=3, progress=lambda *state: rounds.append(state))
-    assert list(times) == ["nog", "hp", "none"]
-    period = tiny().objective.penalty_interval
-    turns = calls[::period]
-    orders = [tuple(turns[i : i + 3]) for i in range(0, len(turns), 3)]
-    assert {*map(frozenset, orders)} == {frozenset(optimizer)}  # all of them in each round
-    assert len({*orders[:5]}) > 1
-    assert len(calls) == 3 * 5 * 3 * period
-    assert rounds == [(1, 3), (2, 3), (3, 3)]
-    # A measurement takes 4 n + 1 seconds, if n have been made before; the first two of five rounds do not count.
-    seconds = {
-        name: [4 * [n for n in range(15 * i, 15 * i + 15) if turns[n] == name][3] + 1 for i in range(3)]
-        for name in optimizer
-    }
-    low, median, high = sorted(a / b for a, b in zip(seconds["nog"], seconds["none"], strict=True))
-    nog, none = times["nog"], times["none"]
-    assert nog.milliseconds == pytest.approx(1e3 * sorted(seconds["nog"])[1] / period)
-    assert nog.relative == bench.Ratio(*map(pytest.approx, (median, low, high)))
-    low, median, high = sorted(1 + 0.3 * period / b for b in seconds["none"])
-    assert nog.optimizer == pytest.approx(500)
-    assert nog.by_optimizer == bench.Ratio(*map(pytest.approx, (median, low, high)))
-    assert none.relative == none.by_optimizer == bench.Ratio(1, 1, 1)
-    assert times["hp"].by_optimizer is None  # it costs more elsewhere
-    with pytest.raises(ValueError, match="at least one repetition"):
-        bench.bench_gan(tiny(), ["nog"], repeats=0)
-
-
-def test_a_timed_step_is_one_of_a_training(tmp_path, monkeypatch):
-    from orthocond.lab.data import sprites
-    from orthocond.lab.generation.task import stepper
-
-    config = tiny("nog")
-    run = Run.create(tmp_path, "timed", config)
-    step = stepper(config, sprites(16, size=16), run)
-    before = torch.random.get_rng_state()
-    assert step() > 0
-    slow = NearestOrthogonal.nearest
-    monkeypatch.setattr(NearestOrthogonal, "nearest", lambda *args: time.sleep(0.05) or slow(*args))
-    assert step() > 0.05  # the time of the optimizer is that of the treatment too
-    assert run.metrics() == []
-    assert not any(run.figures.iterdir())
-    assert torch.equal(before, torch.random.get_rng_state())

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from orthocond.lab.classification.config import Method
-from orthocond.lab.classification.presets import preset
+from orthocond.lab.experiments import preset
 from orthocond.lab.runs import Run
 from orthocond.lab.tables import records
 

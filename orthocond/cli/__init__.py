@@ -11,7 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What comes after ``orthocond``; that of this process if None.
 
     Returns:
-        The exit code: 0; 1 for an error; 2 for bad usage; 3 for a loss that is not finite; 130 and 143 where Ctrl-C or
+        The exit code: 0; 1 for an error; 2 for bad usage; 3 for a training that diverged; 130 and 143 where Ctrl-C or
         SIGTERM ended a training after its state was saved.
     """
     try:
@@ -19,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f'The command line needs {error.name}: pip install "orthocond[lab]"', file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
     return run(list(sys.argv[1:] if arguments is None else arguments))
 
 

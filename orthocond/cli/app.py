@@ -9,7 +9,8 @@ from cyclopts import App, CycloptsError
 
 import orthocond
 from orthocond.cli import bench, data, demo, evaluate, listing, table, train, traverse
-from orthocond.cli.settings import UsageError
+from orthocond.cli.terminal import speak_any_encoding
+from orthocond.lab.errors import EXPECTED, UsageError, explain
 
 _HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, train it, compare it.
 
@@ -17,8 +18,6 @@ _HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, tra
 `orthocond train PRESET --help` every setting of a preset with its default. `--debug` with any command shows where in
 the code an error came from.
 """
-# What the lab needs beyond torch: a missing one has one remedy.
-_EXTRAS = ("accelerate", "datasets", "matplotlib", "numpy", "PIL", "pooch", "rich", "safetensors")
 
 COMMANDS: dict[str, Callable[..., int | None] | None] = {
     "demo": demo.demo,
@@ -35,6 +34,7 @@ COMMANDS: dict[str, Callable[..., int | None] | None] = {
 
 def run(tokens: Sequence[str]) -> int:
     """Find the command, run it, and return the exit code; errors become one message."""
+    speak_any_encoding()
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
     try:
@@ -42,22 +42,12 @@ def run(tokens: Sequence[str]) -> int:
         return command(*bound.args, **bound.kwargs) or 0
     except (CycloptsError, UsageError) as error:
         named = " ".join(["orthocond", *(token for token in tokens[:1] if token in COMMANDS)])
-        _complain(f"{error}\n`{named} --help` tells more.", debug)
+        _complain(f"{explain(UsageError(str(error)))[0]}\n`{named} --help` tells more.", debug)
         return 2
-    except KeyboardInterrupt:
-        _complain("Stopped.", debug)
-        return 130
-    except FloatingPointError as error:
-        _complain(str(error), debug)
-        return 3
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        remedy = f'{missing} is not installed: pip install "orthocond[lab]"' if missing in _EXTRAS else str(error)
-        _complain(remedy, debug)
-        return 1
-    except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
-        _complain(str(error) or type(error).__name__, debug)
-        return 1
+    except EXPECTED as error:
+        text, code = explain(error)
+        _complain(text, debug)
+        return code
 
 
 def _app(tokens: Sequence[str]) -> App:

@@ -3,39 +3,37 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from orthocond.cli.settings import check, find_preset
-from orthocond.lab.config import replace_at
-from orthocond.lab.experiments import method_names
-from orthocond.lab.generation.config import Generation
+from orthocond.cli.settings import PositiveInt, apply, find_preset
+from orthocond.lab.config import Scale
+from orthocond.lab.experiments import task_of
 
 
 def bench(
     preset: str = "dbn-cifar100-resnet50",
     *,
-    scale: Literal["paper", "workstation", "laptop"] = "laptop",
+    scale: Scale = "laptop",
     methods: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative_iterable=())] = (),
-    repeats: int = 20,
-    batch_size: int | None = None,
+    repeats: PositiveInt = 10,
+    batch_size: PositiveInt | None = None,
     out: Path | None = None,
     quiet: bool = False,
 ) -> None:
     """Time a training step of each method.
 
-    The methods take turns on the network of a preset; medians are printed in milliseconds. Of a classifier: forward
-    pass, backward pass and step of the optimizer, with the ratio of the whole to that of `svd` and of `bn`. Of a GAN:
-    the whole step of both networks on one thread, with the ratio to `none` and its 95 % interval, and the part of it in
-    the generator's optimizer; of NOG and OLR, which act there alone, also the ratio if nothing else differs. No data is
-    needed: the images are sprites of the preset's size.
+    The methods take turns on the networks of a preset, on one thread. The medians of the parts of a step are printed in
+    milliseconds, with the ratio of the whole step to that of the baseline (`svd` for classifiers, `none` for GANs) and
+    its 95 % interval. NOG and OLR act in the step of one optimizer alone: for them the last column has the ratio if
+    nothing else differs. No data is needed: the images are sprites of the preset's size.
 
     Args:
         preset: Whose network.
         scale: That of the paper, or of a laptop.
         methods: Which methods; all if not given.
-        repeats: Steps of each method; of a GAN networks that are made and timed.
+        repeats: How often networks are made and timed.
         batch_size: Images of a step; those of the preset if not given.
         out: JSON file for the numbers.
         quiet: Show no progress.
@@ -45,23 +43,17 @@ def bench(
     from orthocond.lab.progress import Progress
 
     config = find_preset(preset, scale)
-    methods = methods or method_names(config)
+    methods = methods or task_of(config).grammar.names
     for name in methods:
-        check(replace_at(config, "method.name", name))
-    rows: dict[str, Any]
+        apply(config, {"method.name": name})  # says what is wrong with it
     with Display(["bench"], quiet=quiet) as display:
 
         def progress(count: int, rounds: int) -> None:
             display(0, Progress(count, rounds, {}))
 
-        if isinstance(config, Generation):
-            found = lab.bench_gan(config, methods, repeats=repeats, batch_size=batch_size, progress=progress)
-            rows = {name: asdict(t) for name, t in found.items()}
-        else:
-            wanted = dict.fromkeys((*methods, "svd", "bn"))
-            times = lab.bench(config, wanted, repeats=repeats, batch_size=batch_size, progress=progress)
-            rows = {name: t._asdict() | {"total": t.total} for name, t in times.items()}
-    (_print_gan if isinstance(config, Generation) else _print_classifier)(rows)
+        found = lab.bench(config, methods, repeats=repeats, batch_size=batch_size, progress=progress)
+    rows = {name: asdict(cost) for name, cost in found.items()}
+    _print(rows, task_of(config).baselines)
     if out is not None:
         images = batch_size or config.schedule.batch_size
         values = {"preset": preset, "scale": scale, "batch_size": images, "repeats": repeats}
@@ -70,20 +62,18 @@ def bench(
         print(f"Written to {out}")
 
 
-def _print_classifier(rows: dict[str, dict[str, float]]) -> None:
-    print(f"\n{'ms':14s}{'forward':>10s}{'backward':>10s}{'step':>10s}{'total':>10s}{'/ svd':>8s}{'/ bn':>8s}")
+def _print(rows: dict[str, dict[str, Any]], baselines: tuple[str, ...]) -> None:
+    first, *others = baselines
+    parts = list(rows[first]["parts"])
+    head = "".join(f"{part:>14s}" for part in (*parts, "total", f"/ {first}"))
+    print(f"\n{'ms':14s}{head}  {'95 %':16s}" + "".join(f"{f'/ {other}':>8s}" for other in others) + "   by optimizer")
     for name, row in rows.items():
-        cells = "".join(f"{value:10.2f}" for value in row.values())
-        print(f"{name:14s}{cells}{row['total'] / rows['svd']['total']:8.2f}{row['total'] / rows['bn']['total']:8.2f}")
-
-
-def _print_gan(rows: dict[str, dict[str, Any]]) -> None:
-    print(f"\n{'':14s}{'ms':>10s}{'/ none':>10s}  {'95 %':18s}{'optimizer ms':>12s}{'/ none':>10s}  95 %")
-    for name, row in rows.items():
-        print(f"{name:14s}{row['milliseconds']:10.2f}{_cell(row['relative'])}{row['optimizer']:12.2f}", end="")
-        print(_cell(row["by_optimizer"]).rstrip() if row["by_optimizer"] else "")
+        numbers = "".join(f"{row['parts'][part]:14.2f}" for part in parts)
+        ratios = "".join(f"{row['total'] / rows[other]['total']:8.2f}" for other in others)
+        print(f"{name:14s}{numbers}{row['total']:14.2f}{_cell(row['relative'])}{ratios}", end="")
+        print(f" {_cell(row['by_optimizer'])}".rstrip() if row["by_optimizer"] else "")
 
 
 def _cell(ratio: dict[str, float]) -> str:
     interval = f"[{ratio['low']:.3f}, {ratio['high']:.3f}]"
-    return f"{ratio['median']:10.3f}  {interval:18s}"
+    return f"{ratio['median']:14.3f}  {interval:16s}"

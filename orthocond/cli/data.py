@@ -8,7 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from orthocond.cli.settings import UsageError
+from orthocond.lab.errors import UsageError
 from orthocond.lab.text import printable
 
 

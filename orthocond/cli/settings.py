@@ -1,28 +1,26 @@
 """Every setting of a configuration as an option of the command line, with the preset's own default."""
 
 import inspect
+import json
+import re
 import tomllib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 from docstring_parser import parse
 
-from orthocond.lab import experiments, methods
-from orthocond.lab.classification.config import Scale
-from orthocond.lab.config import replace_at
-from orthocond.lab.experiments import Config
-from orthocond.lab.generation import methods as gan_methods
-from orthocond.lab.generation.config import Generation
+from orthocond.lab import experiments
+from orthocond.lab.config import Scale, change, flatten
+from orthocond.lab.errors import UsageError
+from orthocond.lab.experiments import Config, task_of
 
 FIXED = ("preset", "scale", "kind")  # chosen by the preset, not one by one
-
-
-class UsageError(ValueError):
-    """What was typed cannot be meant; the text says what can."""
+PositiveInt = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=1_000_000))]
+"""An option that counts something."""
 
 
 class Setting(NamedTuple):
@@ -34,29 +32,18 @@ class Setting(NamedTuple):
     help: str
 
 
-def find_preset(name: str, scale: str) -> Config:
+def find_preset(name: object, scale: object) -> Config:
     """The configuration of a preset.
 
     Raises:
         UsageError: If there is no such preset or scale; the text gives the nearest name.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"A preset needs a name; got {name!r}.")
     try:
         return experiments.preset(name, typing.cast(Scale, scale))
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def check(config: Config) -> Config:
-    """The configuration, if its method exists.
-
-    Raises:
-        UsageError: If it does not; the text gives the nearest name.
-    """
-    try:
-        (gan_methods if isinstance(config, Generation) else methods).parts(config.method.name)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return config
 
 
 def settings(config: object, prefix: str = "") -> Iterator[Setting]:
@@ -82,7 +69,7 @@ def options(config: object) -> list[inspect.Parameter]:
             name=_spellings(setting.path),
             help=_shown(setting.help),
             group=group,
-            consume_multiple=typing.get_origin(setting.kind) is tuple,
+            consume_multiple=_is_list(setting),
             negative_iterable=(),
         )
         result.append(
@@ -94,6 +81,10 @@ def options(config: object) -> list[inspect.Parameter]:
             )
         )
     return result
+
+
+def _is_list(setting: Setting) -> bool:
+    return typing.get_origin(setting.kind) is tuple
 
 
 def _spellings(path: str) -> list[str]:
@@ -111,57 +102,90 @@ def _shown(text: str) -> str:
     return text.replace("``", "`")
 
 
+def empty_lists(config: Config, tokens: Sequence[str]) -> list[str]:
+    """The tokens with ``none`` as the value of a list spelled as an empty list.
+
+    Example:
+        >>> empty_lists(experiments.preset("dbn-sprites-small"), ["--schedule.milestones", "none", "--seed", "1"])
+        ['--schedule.milestones=[]', '--seed', '1']
+    """
+    lists = {spelling for setting in settings(config) if _is_list(setting) for spelling in _spellings(setting.path)}
+    result: list[str] = []
+    for token in tokens:
+        if token.lower() == "none" and result and result[-1] in lists:
+            result[-1] += "=[]"
+        elif token.lower().endswith("=none") and token[: -len("=none")] in lists:
+            result.append(token[: -len("none")] + "[]")
+        else:
+            result.append(token)
+    return result
+
+
 def apply(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with the settings that were given as options.
+    """The configuration with some settings changed, by their dotted paths.
+
+    If the source of the images changes, settings that only sprites have are left out, unless they are given too.
 
     Raises:
-        UsageError: If a value is not valid; the text gives the nearest that is.
+        UsageError: If a setting or value is not valid; the text gives the nearest that is.
     """
-    return _replaced(config, ((name.replace("__", "."), value) for name, value in values.items()))
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The settings in a TOML file.
-
-    Raises:
-        UsageError: If there is no such file, or it is not TOML.
-    """
+    if config.data.source == "sprites" != values.get("data.source", "sprites"):
+        values = {**task_of(config).sprites_only, **values}
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"There is no file {path}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}.") from error
+        return change(config, values)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
 
 
-def apply_toml(config: Config, values: Mapping[str, Any], path: str | Path) -> Config:
-    """The configuration with the settings of a TOML file, whose tables are those of the tree.
+def apply_options(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with the settings that were given as options, by their names as arguments.
+
+    Raises:
+        UsageError: If a value is not valid; the text names the option.
+    """
+    values = {name.replace("__", "."): value for name, value in values.items()}
+    try:
+        return apply(config, values)
+    except UsageError as error:
+        text = str(error)
+        for path in values:
+            text = re.sub(rf"(?m)^{re.escape(path)}(?=[ \[])", _spellings(path)[0], text)
+        raise UsageError(text) from error
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """The settings in a TOML or JSON file.
+
+    Raises:
+        UsageError: If there is no such file, or it holds something else.
+    """
+    kind = "JSON" if str(path).endswith(".json") else "TOML"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"There is no file {path} that can be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not {kind}: {error}.") from error
+    if not isinstance(values, dict):
+        raise UsageError(
+            f"{path} needs settings by name, as config.json of a run has them; got {type(values).__name__}."
+        )
+    return values
+
+
+def apply_file(config: Config, values: Mapping[str, Any], path: str | Path) -> Config:
+    """The configuration with the settings of a file, whose tables are those of the tree.
 
     Raises:
         UsageError: If a setting or value is not valid; the text names the file and the nearest valid name.
     """
-    given = [(name, value) for name, value in _flat(values) if name not in FIXED]
+    if values.get("kind", config.kind) != config.kind:
+        raise UsageError(f"{path} is for the kind {values['kind']!r}; {config.preset} is of the kind {config.kind!r}.")
     try:
-        return _replaced(config, given)
+        return apply(config, {name: value for name, value in flatten(values).items() if name not in FIXED})
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-
-
-def _replaced(config: Config, values: Iterable[tuple[str, Any]]) -> Config:
-    try:
-        for path, value in values:
-            config = replace_at(config, path, value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
-    return config
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def value_of(tokens: Sequence[str], option: str) -> str | None:

@@ -1,21 +1,22 @@
 """``orthocond table``: the paper's tables and figures, from runs."""
 
 from pathlib import Path
-from typing import Literal
 
-from orthocond.cli.settings import UsageError
+from orthocond.cli.settings import PositiveInt
+from orthocond.lab.config import Scale
 from orthocond.lab.data.options import nearest
+from orthocond.lab.errors import UsageError
 
 
 def table(
     name: str | None = None,
     /,
     *,
-    scale: Literal["paper", "workstation", "laptop"] = "laptop",
-    seeds: int = 5,
+    scale: Scale = "laptop",
+    seeds: PositiveInt = 5,
     runs: Path = Path("runs"),
     out: Path = Path("results"),
-    jobs: int | None = None,
+    jobs: PositiveInt | None = None,
     train: bool = True,
     data_root: Path | None = None,
     quiet: bool = False,

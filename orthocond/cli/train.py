@@ -7,26 +7,31 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from orthocond.cli import settings
-from orthocond.cli.runs import find_run, run_with
-from orthocond.cli.settings import UsageError
+from orthocond.cli.runs import find_run, last_run_with
 from orthocond.lab import experiments
-from orthocond.lab.config import config_diff
+from orthocond.lab.config import Scale, config_diff
+from orthocond.lab.errors import UsageError
 from orthocond.lab.experiments import Config
+from orthocond.lab.factories import check_import
 from orthocond.lab.runs import Run, ranks
+from orthocond.lab.text import printable
 
 LAST = "last"  # what --resume without a run stands for
 
 
 def complete(tokens: Sequence[str]) -> list[str]:
-    """The tokens with a value for a ``--resume`` that has none."""
+    """The tokens with a value for a ``--resume`` that has none, and with lists that are empty spelled as such."""
+    if tokens[:1] != ["train"]:
+        return list(tokens)
     result = []
     for token, following in zip(tokens, [*tokens[1:], "-"], strict=False):
         alone = token == "--resume" and (following.startswith("-") or following in experiments.names())
         result.append(f"--resume={LAST}" if alone else token)
-    return result
+    start = _start(result[1:])
+    return result if start is None else settings.empty_lists(start, result)
 
 
 def command(tokens: Sequence[str]) -> Callable[..., int]:
@@ -38,7 +43,7 @@ def command(tokens: Sequence[str]) -> Callable[..., int]:
     helps = bool({"--help", "-h"} & set(tokens))
     if os.environ.get("WORLD_SIZE", "1") != "1" and not helps:
         _join_processes()
-    start = _start(complete(tokens))
+    start = _start(complete(["train", *tokens])[1:])
     if start is None and not helps:
         raise UsageError(_no_preset("--resume" in tokens))
 
@@ -64,9 +69,9 @@ def _join_processes() -> None:
 
 
 def _start(tokens: Sequence[str]) -> Config | None:
-    """The configuration that the options change: of the preset, with the TOML file, or of the run to resume."""
+    """The configuration that the options change: of the preset, with the file, or of the run to resume."""
     file = settings.value_of(tokens, "--config")
-    values = settings.read_toml(file) if file is not None else {}
+    values = settings.read_file(file) if file is not None else {}
     names = experiments.names()
     if tokens and not tokens[0].startswith("-"):
         name: Any = tokens[0]
@@ -75,7 +80,7 @@ def _start(tokens: Sequence[str]) -> Config | None:
     if name is not None:
         scale = settings.value_of(tokens, "--scale") or values.get("scale", "laptop")
         config = settings.find_preset(name, scale)
-        return settings.apply_toml(config, values, file) if file is not None else config
+        return settings.apply_file(config, values, file) if file is not None else config
     resume = settings.value_of(tokens, "--resume")
     if resume is not None and resume != LAST:
         return experiments.read_config(find_run(resume, settings.value_of(tokens, "--runs") or "runs").config)
@@ -87,17 +92,19 @@ def train(
     preset: str | None = None,
     /,
     *,
-    scale: Literal["paper", "workstation", "laptop"] = "laptop",
+    scale: Scale = "laptop",
     config: Path | None = None,
     runs: Path = Path("runs"),
     resume: str | None = None,
     data_root: Path | None = None,
     tracker: str | None = None,
+    evaluate: bool = True,
+    allow_import: str | None = None,
     dry_run: bool = False,
     quiet: bool = False,
     **given: Any,
 ) -> int:
-    """Train a preset with a method, into a run folder.
+    """Train a preset with a method into a run folder, and evaluate what it has reached.
 
     `orthocond list` shows presets, methods and data sets; `orthocond train PRESET --help` shows every setting of a
     preset with its default. Ctrl-C saves and ends; `--resume` goes on, bit for bit. Under torchrun
@@ -107,18 +114,25 @@ def train(
         start: What the options change.
         preset: Name of the preset; not needed with `--resume RUN` or a file that names it.
         scale: The numbers of the paper, or minutes on a laptop.
-        config: TOML file with settings, in tables as in config.json of a run. Options go before it.
+        config: TOML or JSON file with settings, in tables as in config.json of a run. Options go before it.
         runs: Folder of the runs.
         resume: Go on with this run, by folder or number; without a value, with the last run of the same settings, and
             start one if there is none.
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
         tracker: Tracker of Accelerate that gets the metrics too, for example tensorboard.
+        evaluate: Whether to evaluate at the end, as `orthocond evaluate` does.
+        allow_import: Function of a network that a run to resume may import and call, as its configuration names it.
         dry_run: Train nothing: print configuration, size of the model, steps, and an estimate of the time.
         quiet: Print the run folder and the result only.
         given: Settings that were given as options.
     """
-    chosen = settings.check(settings.apply(start, given))
+    chosen = settings.apply_options(start, given)
     root = None if data_root is None else str(data_root)
+    if resume is not None and resume != LAST:
+        found = find_run(resume, runs)
+        if changes := config_diff(experiments.read_config(found.config), chosen):
+            raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
+        check_import(chosen.model.name, allow_import or given.get("model__name"), found.path)
     if str(Path.cwd()) not in sys.path:  # where the factories of users are
         sys.path.insert(0, str(Path.cwd()))
     if dry_run:
@@ -127,7 +141,7 @@ def train(
         from orthocond.cli.plan import show
 
         return show(chosen, root)
-    return _train(chosen, runs, resume, root, tracker, quiet)
+    return _train(chosen, runs, resume, root, tracker, evaluate, quiet)
 
 
 def _no_preset(resume: bool) -> str:
@@ -137,33 +151,54 @@ def _no_preset(resume: bool) -> str:
     return f"Which preset? There are: {names}. For example: orthocond train dbn-sprites-small --method nog+ow+olr"
 
 
-def _train(config: Config, runs: Path, resume: str | None, root: str | None, tracker: str | None, quiet: bool) -> int:
+def _train(
+    config: Config,
+    runs: Path,
+    resume: str | None,
+    root: str | None,
+    tracker: str | None,
+    evaluate: bool,
+    quiet: bool,
+) -> int:
+    from orthocond.cli.evaluate import show_scores
     from orthocond.lab.display import Display
     from orthocond.lab.runs.finding import name_of
 
     run, made = None, False
     if resume == LAST:
-        run = run_with(config, runs)
+        run = last_run_with(config, runs)
     elif resume is not None:
         run = find_run(resume, runs)
-        if changes := config_diff(experiments.read_config(run.config), config):
-            raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
     if run is None:
         run, made = Run.create(runs, name_of(config), config), True
     speaks = ranks.rank() == 0
     if speaks:
-        print(f"Run: {run.path}", flush=True)
+        print(f"Run: {printable(run.path)}", flush=True)
     code = 0
-    if not ranks.from_rank_0(_result(run).encode):  # else it has finished before
-        with Display([config.method.name], quiet=quiet or not speaks) as display, _removed_if_empty(run, made):
-            code = experiments.train(config, run, root=root, progress=lambda state: display(0, state), tracker=tracker)
+    with Display([config.method.name], quiet=quiet or not speaks) as display, _removed_if_empty(run, made):
+        if not ranks.from_rank_0(_result(run).encode):  # else it has finished before
+            code = experiments.train(
+                config, run, root=root, progress=lambda state: display(0, state), tracker=tracker, evaluate=False
+            )
+        _part_processes()
+        if evaluate and speaks and code == 0 and not experiments.is_evaluated(run):
+            experiments.evaluate_run(
+                run, root=root, allow_import=config.model.name, progress=lambda state: display(0, state)
+            )
     if speaks:
-        print(_result(run) or f"Stopped. To go on: orthocond train --resume {run.path}", flush=True)
+        if evaluate and code == 0 and not quiet:
+            show_scores(run)
+        again = f"orthocond train --resume {printable(run.path)}"
+        print(_result(run) or f"Stopped. To go on: {again}", flush=True)
+    return code
+
+
+def _part_processes() -> None:
+    """End the group of processes: what follows is done by one of them."""
     if ranks.world_size() > 1:
         from accelerate import PartialState
 
         PartialState().destroy_process_group()
-    return code
 
 
 @contextlib.contextmanager
@@ -171,7 +206,7 @@ def _removed_if_empty(run: Run, made: bool) -> Iterator[None]:
     """Where data, network or package are missing, nothing is trained: leave no folder behind that was made for it."""
     try:
         yield
-    except (ImportError, OSError, TypeError, ValueError):
+    except (ImportError, OSError, TypeError, ValueError, MemoryError):
         if made and ranks.rank() == 0 and not run.metrics() and not any(run.checkpoints.iterdir()):
             shutil.rmtree(run.path)
         raise

@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from orthocond.cli.runs import find_run
-from orthocond.cli.settings import UsageError
+from orthocond.cli.settings import PositiveInt
+from orthocond.lab.errors import UsageError
 from orthocond.lab.experiments import read_config
-from orthocond.lab.generation.config import Generation
+from orthocond.lab.text import printable
 
 _SHOWN = 6  # directions, if not told
+_MOST_STEPS = 1000
+Samples = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=1000))]
 
 
 def traverse(
@@ -19,18 +22,19 @@ def traverse(
     /,
     *,
     directions: Literal["own", "sefa", "jacobian", "axes"] = "own",
-    k: int | None = None,
-    samples: int = 4,
+    k: PositiveInt | None = None,
+    samples: Samples = 4,
     steps: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-3..3",
     gif: bool = False,
     out: Path | None = None,
-    seed: int = 0,
+    seed: Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**63))] = 0,
     runs: Path = Path("runs"),
+    allow_import: str | None = None,
 ) -> None:
     """Walk along directions of a GAN's averaged generator, and draw the images on the way.
 
-    A picture has a part for each direction, in which rows are samples and columns the steps; of one sample the rows are
-    directions. An animation has samples as rows, directions as columns, and goes there and back.
+    A picture has a part for each direction, in which rows are samples and columns the steps. With one sample, the rows
+    are directions. An animation has samples as rows, directions as columns, and goes there and back.
 
     Args:
         run: The run, by folder or number.
@@ -41,23 +45,24 @@ def traverse(
         steps: From where to where, in sigma; `-3..3` is in whole steps, `-2..2:9` has nine.
         gif: Whether to make an animation.
         out: File to write; one in the figures of the run if not given. If it ends with .gif, an animation.
-        seed: Of the latents.
+        seed: Seed of the latents.
         runs: Folder of the runs.
+        allow_import: Function of the networks that the run may import and call, as its configuration names it.
     """
     values = _steps(steps)
-    if samples < 1:
-        raise UsageError(f"--samples needs at least 1; got {samples}.")
     animated = gif or (out is not None and out.suffix.lower() == ".gif")
     if gif and out is not None and out.suffix.lower() != ".gif":
         raise UsageError(f"An animation needs a file that ends with .gif; got {out}.")
     found = find_run(run, runs)
-    if not isinstance(read_config(found.config), Generation):
+    if read_config(found.config).kind != "generation":
         raise UsageError(f"traverse needs the run of a GAN; {found.path} is one of a classifier.")
     from orthocond import directions as drawing
     from orthocond.lab.generation.evaluate import find_directions
     from orthocond.lab.generation.networks import load_generator
 
-    generator: Any = load_generator(found)
+    generator: Any = load_generator(found, allow_import=allow_import)
+    if k is not None and k > generator.z_dim:
+        raise UsageError(f"--k needs at most {generator.z_dim}, the latents of this generator; got {k}.")
     shown = find_directions(generator, directions, min(_SHOWN, generator.z_dim) if k is None else k)
     images = drawing.traverse(generator, samples, shown, values, seed=seed)
     file = out or found.figures / f"traverse-{directions}.{'gif' if animated else 'png'}"
@@ -71,7 +76,7 @@ def traverse(
         names = [f"{title}: {name}" for name in shown.names]
         _stacked([drawing.grid(images, shown, values, index=i, title=name) for i, name in enumerate(names)]).save(file)
     print(shown)
-    print(f"Written to {file}")
+    print(f"Written to {printable(file)}")
 
 
 def _steps(text: str) -> list[float]:
@@ -86,9 +91,11 @@ def _steps(text: str) -> list[float]:
     if match is None:
         raise UsageError(f"--steps needs LOW..HIGH or LOW..HIGH:COUNT, such as -3..3 or -2..2:9; got {text!r}.")
     low, high = float(match[1]), float(match[2])
-    count = int(match[3]) if match[3] else int(high - low) + 1
+    count = int(match[3]) if match[3] else int(min(high - low, _MOST_STEPS)) + 1
     if high <= low or count < 2:
         raise UsageError(f"--steps needs to go up by at least one step; got {text!r}.")
+    if count > _MOST_STEPS:
+        raise UsageError(f"--steps needs at most {_MOST_STEPS} steps; got {text!r}.")
     size = (high - low) / (count - 1) if match[3] else 1.0
     return [low + i * size for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""What a step of each method costs, measured in turn: its parts for classifiers, the whole step for GANs."""
+"""What a step of each method costs: the step of the real loop, with the methods taking turns."""
 
 import math
 import random
@@ -6,81 +6,22 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from orthocond.lab.classification.config import Classification
-from orthocond.lab.classification.task import pipeline, prepare
-from orthocond.lab.data import Pair, sprites
-from orthocond.lab.devices import now
-from orthocond.lab.generation.config import Generation
-from orthocond.lab.generation.methods import STEPS, parts
-from orthocond.lab.methods import parameter_groups, penalty, treat_steps
+from orthocond.lab.config import change
+from orthocond.lab.devices import make_accelerator, now
+from orthocond.lab.experiments import Config, task_of
+from orthocond.lab.loop import Loop
+from orthocond.lab.methods import PARTS
 from orthocond.lab.runs import Run
 
-T = TypeVar("T")
-
-_ROUNDS = 3  # of a GAN's networks before they are made anew
+ROUNDS = 3
+"""Measurements of networks before they are made anew."""
 _WARM_UP = 2  # steps that are not counted: the first ones allocate
-
-
-class Times(NamedTuple):
-    """Milliseconds of the parts of one training step."""
-
-    forward: float
-    backward: float
-    step: float
-
-    @property
-    def total(self) -> float:
-        """Milliseconds of the whole step."""
-        return self.forward + self.backward + self.step
-
-
-def bench(
-    config: Classification,
-    methods: Iterable[str],
-    *,
-    repeats: int = 20,
-    batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Times]:
-    """Time the training step of several methods on one network.
-
-    The methods take turns, and the median counts, so that whatever else the machine does meets all of them alike. The
-    images are sprites of the size that the configuration asks for: their content does not change the cost.
-
-    Args:
-        config: The configuration, whose method is replaced.
-        methods: Names of methods.
-        repeats: Steps of each method.
-        batch_size: Images of a step; that of the configuration if None.
-        progress: Called with the number of rounds so far, and of all.
-
-    Returns:
-        The times by method, in the order of ``methods``.
-
-    Raises:
-        ValueError: If there is no such method, or a number is not positive.
-
-    Example:
-        >>> from orthocond.lab.classification.presets import preset
-        >>> times = bench(preset("dbn-sprites-small"), ["bn", "svd"], repeats=1, batch_size=4)
-        >>> list(times), min(times["svd"]) > 0
-        (['bn', 'svd'], True)
-    """
-    if repeats < 1:
-        raise ValueError(f"bench needs at least one repetition; got {repeats}.")
-    size = config.schedule.batch_size if batch_size is None else batch_size
-    config = replace(config, schedule=replace(config.schedule, batch_size=size))
-    images = sprites(size, size=config.data.size or 32)
-    steps = {name: stepper(_with(config, name), Pair(images, images)) for name in methods}
-    return {name: _median(found) for name, found in _take_turns(steps, repeats, progress).items()}
+_IN_OPTIMIZER = ("gradient", "step")  # slots of the parts that act in the optimizer alone
+_OPTIMIZER = ("step", "optimizer")  # names that the tasks give to the step of the optimizer that is treated
 
 
 @dataclass(frozen=True)
@@ -93,93 +34,126 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class GanTimes:
-    """What one step of discriminator and generator takes.
+class Cost:
+    """What one step costs.
 
     Attributes:
-        milliseconds: Of the whole step.
-        optimizer: Milliseconds of the generator's optimizer, a part of it.
-        relative: Ratio of the whole step to that of ``none``.
-        by_optimizer: The same ratio if nothing but the generator's optimizer differs, which is true of NOG and OLR
-            alone; None for other methods. It takes some percent of a step, so its scatter hides little.
+        parts: Milliseconds of the parts of a step, by their names; those of reading the data are not counted.
+        total: Milliseconds of all of them.
+        relative: Ratio of the whole step to that of the baseline.
+        by_optimizer: The same ratio if nothing but the treated optimizer differs, which is true of NOG and OLR alone;
+            None for other methods. The optimizer takes some percent of a step, so its scatter hides little.
     """
 
-    milliseconds: float
-    optimizer: float
+    parts: dict[str, float]
+    total: float
     relative: Ratio
     by_optimizer: Ratio | None
 
 
-def bench_gan(
-    config: Generation,
+class Stepper:
+    """The steps of a training, one after the other, on sprites of the size that the configuration asks for.
+
+    Args:
+        config: The configuration.
+        run: A folder for the diagnosis of a loss that is not finite; nothing else is written.
+    """
+
+    def __init__(self, config: Config, run: Run) -> None:
+        kind = task_of(config)
+        self.task = kind(config, kind.stand_in(config), make_accelerator(config.precision, run))
+        self.task.mark = self._mark
+        self._loop = Loop(self.task, run)
+        self._count = 0
+        self._parts: dict[str, float] = {}
+        self._last = 0.0
+
+    def _mark(self, name: str) -> None:
+        time = now()
+        self._parts[name] = self._parts.get(name, 0.0) + time - self._last
+        self._last = time
+
+    def time(self, steps: int = 1) -> dict[str, float]:
+        """Make so many steps; the mean seconds of their parts."""
+        self._parts = {}
+        for _ in range(steps):
+            self._last = now()
+            # Past the end of the schedule it begins anew: there is no learning rate beyond.
+            self._loop.make_step(1 + self._count % self.task.steps)
+            self._count += 1
+        return {name: seconds / steps for name, seconds in self._parts.items()}
+
+
+def bench(
+    config: Config,
     methods: Iterable[str],
     *,
     repeats: int = 20,
     batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, GanTimes]:
-    """Time the training step of several methods on one GAN, and of ``none``, with one thread.
+) -> dict[str, Cost]:
+    """Time the training step of several methods, and of the baselines, with one thread.
 
-    As not all steps have a gradient penalty, a measurement is of as many steps as make a period of it. The methods take
-    turns, in another order in each round, so that whatever else the machine does meets all of them alike. Where in
+    The images are sprites of the size that the configuration asks for: their content does not change the cost. As not
+    all steps of a GAN have a gradient penalty, a measurement is of as many steps as make a period of it. The methods
+    take turns, in another order in each round, so that whatever else the machine does meets all of them alike. Where in
     memory a network happens to lie changes its speed by some percent, more than NOG and OLR cost: so the networks are
-    made anew for each repetition, which gives one ratio, of medians of three rounds. The images are sprites of the size
-    that the configuration asks for.
+    made anew for each repetition, which gives one ratio, of medians of three rounds.
 
     Args:
         config: The configuration, whose method is replaced.
-        methods: Names of methods; ``none`` is added.
-        repeats: Ratios of each method.
+        methods: Names of methods; the baselines of the task are added.
+        repeats: How often the networks are made and timed.
         batch_size: Images of a step; that of the configuration if None.
         progress: Called with the number of repetitions so far, and of all.
 
     Returns:
-        The times by method, in the order of ``methods``.
+        The costs by method, in the order of ``methods``.
 
     Raises:
         ValueError: If there is no such method, or a number is not positive.
 
     Example:
-        >>> from orthocond.lab.generation.presets import preset
-        >>> times = bench_gan(preset("gan-sprites"), ["none", "nog"], repeats=1, batch_size=4)
-        >>> list(times), times["none"].relative
+        >>> from orthocond.lab.experiments import preset
+        >>> costs = bench(preset("gan-sprites"), ["none", "nog"], repeats=1, batch_size=4)
+        >>> list(costs), costs["none"].relative
         (['none', 'nog'], Ratio(median=1.0, low=1.0, high=1.0))
+        >>> list(bench(preset("dbn-sprites-small"), ["svd"], repeats=1, batch_size=4)["svd"].parts)
+        ['forward', 'backward', 'step']
     """
-    from orthocond.lab.generation.task import stepper
-
     if repeats < 1:
         raise ValueError(f"bench needs at least one repetition; got {repeats}.")
-    size = config.schedule.batch_size if batch_size is None else batch_size
-    config = replace(config, schedule=replace(config.schedule, batch_size=size))
-    images = sprites(4 * size, size=config.data.resize or config.data.size)
-    names = list(dict.fromkeys((*methods, "none")))
-    period = 1 if config.objective.penalty == "none" else config.objective.penalty_interval
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    if batch_size is not None:
+        config = change(config, {"schedule.batch_size": batch_size})
+    baselines = task_of(config).baselines
+    names = list(dict.fromkeys((*methods, *baselines)))
+    configs = {name: change(config, {"method.name": name}) for name in names}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, _one_thread():
         for count in range(repeats):
-            steps: dict[str, Callable[[], tuple[float, float]]] = {}
-            for name in _shuffled(names, count):
-                one = replace(config, method=replace(config.method, name=name))
-                steps[name] = partial(_time, stepper(one, images, Run.create(folder, "bench", one)), period)
-            for name, found in _take_turns(steps, _ROUNDS).items():
-                whole, part = (statistics.median(column) for column in zip(*found, strict=True))
-                seconds[name].append((whole, part))
+            steppers = {
+                name: Stepper(configs[name], Run.create(folder, "bench", configs[name]))
+                for name in _shuffled(names, count)
+            }
+            for name, seconds in _take_turns(steppers).items():
+                found[name].append(seconds)
             if progress is not None:
                 progress(count + 1, repeats)
-    return {name: _gan_times(found, seconds["none"], parts(name) <= STEPS.keys()) for name, found in seconds.items()}
+    base = found[baselines[0]]
+    return {name: _cost(values, base, _acts_in_optimizer(configs[name])) for name, values in found.items()}
 
 
-def _take_turns(
-    measure: dict[str, Callable[[], T]], repeats: int, progress: Callable[[int, int], None] | None = None
-) -> dict[str, list[T]]:
-    """Call all of them in every round, in another order each time; the first rounds do not count."""
-    found: dict[str, list[T]] = {name: [] for name in measure}
-    for count in range(_WARM_UP + repeats):
-        for name in _shuffled(list(measure), count):
-            found[name].append(measure[name]())
-        if progress is not None:
-            progress(count + 1, _WARM_UP + repeats)
-    return {name: values[_WARM_UP:] for name, values in found.items()}
+def _take_turns(steppers: dict[str, Stepper]) -> dict[str, dict[str, float]]:
+    """Time all of them in every round, in another order each time; medians, and the first rounds do not count."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in steppers}
+    for count in range(_WARM_UP + ROUNDS):
+        for name in _shuffled(list(steppers), count):
+            found[name].append(steppers[name].time(steppers[name].task.period))
+    return {name: _medians(values[_WARM_UP:]) for name, values in found.items()}
+
+
+def _medians(values: list[dict[str, float]]) -> dict[str, float]:
+    return {part: statistics.median(value[part] for value in values) for part in values[0] if part != "data"}
 
 
 def _shuffled(names: list[str], count: int) -> list[str]:
@@ -187,19 +161,22 @@ def _shuffled(names: list[str], count: int) -> list[str]:
     return random.Random(count).sample(names, len(names))
 
 
-def _time(step: Callable[[], float], count: int) -> tuple[float, float]:
-    """Seconds of one of so many steps, and of the optimizer in it."""
-    start = now()
-    in_optimizer = [step() for _ in range(count)]
-    return (now() - start) / count, sum(in_optimizer) / count
+def _acts_in_optimizer(config: Config) -> bool:
+    """Whether a method changes nothing but the step of the treated optimizer."""
+    slots = {PARTS[part].slot for part in config.method.parts} - {"network"}
+    return slots <= set(_IN_OPTIMIZER) and not {"bn", "ns"} & set(config.method.parts)
 
 
-def _gan_times(found: list[tuple[float, float]], base: list[tuple[float, float]], in_optimizer: bool) -> GanTimes:
-    whole, part = (1e3 * statistics.median(column) for column in zip(*found, strict=True))
+def _cost(found: list[dict[str, float]], base: list[dict[str, float]], in_optimizer: bool) -> Cost:
+    parts = {part: 1e3 * seconds for part, seconds in _medians(found).items()}
     pairs = list(zip(found, base, strict=True))
-    relative = _ratio([a / b for (a, _), (b, _) in pairs])
-    by_optimizer = _ratio([1 + (a - b) / total for (_, a), (total, b) in pairs]) if in_optimizer else None
-    return GanTimes(whole, part, relative, by_optimizer)
+    relative = _ratio([sum(a.values()) / sum(b.values()) for a, b in pairs])
+    by_optimizer = _ratio([1 + (_optimizer(a) - _optimizer(b)) / sum(b.values()) for a, b in pairs])
+    return Cost(parts, sum(parts.values()), relative, by_optimizer if in_optimizer else None)
+
+
+def _optimizer(parts: dict[str, float]) -> float:
+    return sum(seconds for part, seconds in parts.items() if part in _OPTIMIZER)
 
 
 def _ratio(values: list[float]) -> Ratio:
@@ -218,45 +195,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def stepper(config: Classification, pair: Pair) -> Callable[[], Times]:
-    """A function that makes one training step of a configuration, always on the same batch, and times it."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    network = prepare(config, pair)
-    model = network.module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    layer = None if network.pre_svd is None else model.get_submodule(network.pre_svd)
-    schedule = config.schedule
-    groups = parameter_groups(config.method, model, network.pre_svd or "", schedule.weight_decay)
-    optimizer = torch.optim.SGD(groups, schedule.lr, schedule.momentum)
-    if layer is not None:
-        treat_steps(config.method, layer, optimizer)
-    images, labels = next(iter(pipeline(config, pair.train, train=True).batches()))
-    images, labels = images.to(device, memory_format=torch.channels_last), labels.to(device)
-
-    def loss() -> Tensor:
-        value = F.cross_entropy(model(images), labels)
-        extra = None if layer is None else penalty(config.method, layer)
-        return value if extra is None else value + extra
-
-    def step() -> Times:
-        model.train()
-        optimizer.zero_grad()
-        start = now()
-        value = loss()
-        forward = now()
-        value.backward()
-        backward = now()
-        optimizer.step()
-        end = now()
-        return Times(*(1e3 * t for t in (forward - start, backward - forward, end - backward)))
-
-    return step
-
-
-def _with(config: Classification, method: str) -> Classification:
-    return replace(config, method=replace(config.method, name=method))
-
-
-def _median(times: list[Times]) -> Times:
-    return Times(*(statistics.median(column) for column in zip(*times, strict=True)))

@@ -1,45 +1,77 @@
-"""One tree of frozen dataclasses as configuration: to JSON and back, checked; changes, hashes and differences."""
+"""One tree of frozen, validated dataclasses as configuration: to JSON and back; changes, hashes and differences.
+
+A class of settings is a pydantic dataclass with the rules `STRICT`, and constraints stand on its fields. JSON, TOML and
+the command line come in through `from_json` and `change`, so all of them refuse the same values with the same words.
+"""
 
 import difflib
 import hashlib
 import json
-import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from dataclasses import asdict, fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
-_TEXTS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+Scale = Literal["paper", "workstation", "laptop"]
+Precision = Literal["no", "bf16", "fp16"]
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""No silent conversion, no unknown name, no NaN and no infinity."""
+
+_MANY = 2**31 - 1  # fits every counter and tensor size
+Count = Annotated[int, Field(ge=1, le=_MANY)]
+CountOrZero = Annotated[int, Field(ge=0, le=_MANY)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+_KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "string": "a text",
+    "bool": "true or false",
+    "tuple": "a list",
+}
 
 
 def to_json(config: object) -> dict[str, Any]:
-    """A dataclass as JSON values: dataclasses become objects, tuples lists, infinity and NaN texts.
+    """A dataclass as JSON values: dataclasses become objects, and tuples lists.
 
     Args:
-        config: An instance of a dataclass whose fields are bool, int, float, str, Literal, tuples, dataclasses, or
-            None. Values are checked against the annotations.
+        config: An instance of a dataclass.
 
     Returns:
         A dictionary for ``json.dumps``; `from_json` reads it.
 
     Raises:
-        TypeError: If ``config`` is not an instance of a dataclass, or a value does not have the type of its field.
-        ValueError: If a value is not one of the choices of its field.
+        TypeError: If ``config`` is not an instance of a dataclass.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
+        >>> from pydantic.dataclasses import dataclass
+        >>> @dataclass(frozen=True, config=STRICT)
         ... class SGD:
-        ...     lr: float = 0.1
-        ...     milestones: tuple[int, ...] = (100, 200)
+        ...     lr: Positive = 0.1
+        ...     milestones: tuple[Count, ...] = (100, 200)
         >>> to_json(SGD())
         {'lr': 0.1, 'milestones': [100, 200]}
     """
-    _check_instance(config, "to_json")
-    result: dict[str, Any] = _write(_read(type(config), config, ""))
+    if not is_dataclass(config) or isinstance(config, type):
+        raise TypeError(f"to_json needs an instance of a dataclass; got {config!r}.")
+    result: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return result
 
 
@@ -47,7 +79,7 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """The dataclass that `to_json` wrote, or that a person did: fields that are missing take their defaults.
 
     Args:
-        kind: The dataclass.
+        kind: A pydantic dataclass.
         data: JSON values.
 
     Returns:
@@ -56,54 +88,69 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         TypeError: If a value does not have the type of its field; the text names the field.
         ValueError: If a name is unknown (the text gives the nearest valid one), a field without default is missing, or
-            a value is not one of the choices of its field.
+            a value is outside what its field allows.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
+        >>> from pydantic.dataclasses import dataclass
+        >>> @dataclass(frozen=True, config=STRICT)
         ... class SGD:
-        ...     lr: float = 0.1
+        ...     lr: Positive = 0.1
         >>> from_json(SGD, {"lr": 1})
         SGD(lr=1.0)
         >>> from_json(SGD, {"rl": 1})
         Traceback (most recent call last):
         ValueError: SGD has no setting 'rl'. Did you mean 'lr'? It has: lr.
+        >>> from_json(SGD, {"lr": -1})
+        Traceback (most recent call last):
+        ValueError: lr needs more than 0; got -1.
     """
-    if not (isinstance(kind, type) and is_dataclass(kind)):
-        raise TypeError(f"from_json needs a dataclass; got {kind!r}.")
-    result: T = _read(kind, data, "")
-    return result
+    try:
+        text = json.dumps(data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"The configuration needs JSON values; got {data!r}: {error}.") from error
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise _readable(kind, error) from None
 
 
-def replace_at(config: T, path: str, value: object) -> T:
-    """A copy of a configuration with one setting changed, anywhere in the tree.
+def change(config: T, values: Mapping[str, Any]) -> T:
+    """A copy of a configuration with some settings changed, anywhere in the tree.
 
     Args:
         config: The configuration.
-        path: Names of fields joined by dots.
-        value: The new value, a Python or JSON value of the field's type.
+        values: The new values, Python or JSON values, by names of fields joined by dots.
 
     Returns:
-        The changed copy.
+        The changed copy. All changes are made before it is checked, so their order does not matter.
 
     Raises:
-        TypeError: If the value does not have the type of the field.
-        ValueError: If there is no such setting (the text gives the nearest valid one), or the value is not one of its
-            choices.
+        TypeError: If a value does not have the type of its field.
+        ValueError: If there is no such setting (the text gives the nearest valid one), or a value is outside what its
+            field allows.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
+        >>> from pydantic.dataclasses import dataclass
+        >>> @dataclass(frozen=True, config=STRICT)
         ... class SGD:
-        ...     lr: float = 0.1
-        >>> @dataclass(frozen=True)
+        ...     lr: Positive = 0.1
+        >>> @dataclass(frozen=True, config=STRICT)
         ... class Training:
         ...     optimizer: SGD = SGD()
-        >>> replace_at(Training(), "optimizer.lr", 0.05)
+        >>> change(Training(), {"optimizer.lr": 0.05})
         Training(optimizer=SGD(lr=0.05))
     """
-    _check_instance(config, "replace_at")
-    return typing.cast(T, _replace(config, path.split("."), value, ""))
+    tree = to_json(config)
+    for path, value in values.items():
+        *branches, leaf = path.split(".")
+        place = tree
+        for depth, name in enumerate(branches):
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                here = ".".join(branches[: depth + 1])
+                raise ValueError(f"{here} is {place!r} and has no setting {path.removeprefix(here + '.')!r}.")
+        place[leaf] = to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return from_json(type(config), tree)
 
 
 def config_hash(config: object, *, without: Iterable[str] = ()) -> str:
@@ -124,7 +171,7 @@ def config_hash(config: object, *, without: Iterable[str] = ()) -> str:
         >>> config_hash({"lr": 0.1, "seed": 0}, without=["seed"]) == config_hash({"lr": 0.1})
         True
     """
-    flat = _flat(_values(config))
+    flat = flatten(_values(config))
     for path in without:
         drop = [name for name in flat if name == path or name.startswith(f"{path}.")]
         if not drop:
@@ -149,7 +196,7 @@ def config_diff(first: object, second: object) -> str:
         lr: 0.1 → 0.05
         ema: (none) → true
     """
-    one, two = _flat(_values(first)), _flat(_values(second))
+    one, two = flatten(_values(first)), flatten(_values(second))
     lines = []
     for name in dict.fromkeys((*one, *two)):
         a, b = (json.dumps(flat[name]) if name in flat else "(none)" for flat in (one, two))
@@ -158,133 +205,97 @@ def config_diff(first: object, second: object) -> str:
     return "\n".join(lines)
 
 
-def _check_instance(config: object, name: str) -> None:
-    if not is_dataclass(config) or isinstance(config, type):
-        raise TypeError(f"{name} needs an instance of a dataclass; got {config!r}.")
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a tree of dictionaries, by their names joined by dots.
+
+    Example:
+        >>> flatten({"seed": 0, "schedule": {"lr": 0.1}})
+        {'seed': 0, 'schedule.lr': 0.1}
+    """
+    result: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            result |= flatten(value, f"{prefix}{name}.")
+        else:
+            result[f"{prefix}{name}"] = value
+    return result
 
 
 def _values(config: object) -> dict[str, Any]:
     return dict(config) if isinstance(config, Mapping) else to_json(config)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            result |= _flat(value, f"{prefix}{name}.")
+# Words for what pydantic has found
+
+
+def _readable(kind: type, error: ValidationError) -> TypeError | ValueError:
+    """All errors in our words, a line each; a `TypeError` if the first is one of kinds."""
+    found = [_explain(kind, entry) for entry in error.errors()]
+    lines = list(dict.fromkeys(text for _, text in found))
+    return found[0][0]("\n".join(lines))
+
+
+def _explain(kind: type, entry: Any) -> tuple[type[TypeError] | type[ValueError], str]:
+    loc, name, value = entry["loc"], str(entry["type"]), entry["input"]
+    where = _dotted(loc) or "The configuration"
+    if name == "unexpected_keyword_argument":
+        return ValueError, _unknown(_annotation(kind, loc[:-1]), str(loc[-1]), _dotted(loc[:-1]))
+    if name in ("missing", "missing_argument") and isinstance(loc[-1], int):
+        return ValueError, f"{_dotted(loc[:-1])} needs more values; got {value!r}."
+    if name in ("missing", "missing_argument"):
+        parent = _dotted(loc[:-1]) or kind.__name__
+        return ValueError, f"{parent} needs a value for {str(loc[-1])!r}; none was given."
+    if name == "value_error":
+        return ValueError, str(entry["ctx"]["error"])
+    if name == "literal_error":
+        choices = _choices(_annotation(kind, loc))
+        hint = _hint(str(value), [str(choice) for choice in choices])
+        return ValueError, f"{where} needs one of {', '.join(map(repr, choices))}; got {value!r}.{hint}"
+    if name in _BOUNDS:
+        words, key = _BOUNDS[name]
+        bound = entry["ctx"][key]
+        return (
+            ValueError,
+            f"{where} needs {words} {f'{bound:g}' if isinstance(bound, float) else bound}; got {value!r}.",
+        )
+    if name == "string_too_short":
+        return ValueError, f"{where} needs a text that is not empty."
+    if name == "too_long":
+        return ValueError, f"{where} needs {entry['ctx']['max_length']} values; got {value!r}."
+    if name == "finite_number":
+        return ValueError, f"{where} needs a finite number; got {value!r}."
+    if name.startswith("dataclass"):
+        return TypeError, f"{where} needs the settings of {_annotation(kind, loc).__name__}; got {_got(value)}."
+    needed = _KINDS.get(name.partition("_")[0])
+    if needed is not None:
+        return TypeError, f"{where} needs {needed}; got {_got(value)}."
+    return ValueError, f"{where}: {entry['msg']}; got {value!r}."
+
+
+def _got(value: object) -> str:
+    return f"{value!r} ({type(value).__name__})"
+
+
+def _annotation(kind: Any, loc: Iterable[Any]) -> Any:
+    """The annotated type at a place in the tree, without None and constraints."""
+    for name in loc:
+        if isinstance(name, int):
+            kind = get_args(kind)[0]
         else:
-            result[f"{prefix}{name}"] = value
-    return result
+            kind = typing.get_type_hints(kind)[name]
+        if get_origin(kind) in (typing.Union, types.UnionType):
+            (kind,) = (k for k in get_args(kind) if k is not type(None))
+    return kind
 
 
-def _write(value: Any) -> Any:
-    if is_dataclass(value):
-        return {f.name: _write(getattr(value, f.name)) for f in fields(value) if f.init}
-    if isinstance(value, tuple):
-        return [_write(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return next(text for text, number in _TEXTS.items() if repr(number) == repr(value))
-    return value
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def _read(kind: Any, value: Any, path: str) -> Any:
-    """The value as one of the annotated type, or an error that names the path."""
-    origin = get_origin(kind)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return _read_dataclass(kind, value, path)
-    if origin in (typing.Union, types.UnionType):
-        return _read_union(get_args(kind), value, path)
-    if origin is Literal:
-        return _read_literal(get_args(kind), value, path)
-    if origin is tuple:
-        return _read_tuple(get_args(kind), value, path)
-    if kind is type(None) or kind is None:
-        return value if value is None else _wrong("null", value, path)
-    if kind is float:
-        if isinstance(value, str) and value in _TEXTS:
-            return _TEXTS[value]
-        return float(value) if type(value) in (int, float) else _wrong("a number", value, path)
-    if kind in (bool, int, str):
-        names = {bool: "true or false", int: "an integer", str: "a text"}
-        return value if type(value) is kind else _wrong(names[kind], value, path)
-    raise TypeError(
-        f"Settings are bool, int, float, str, Literal, tuples, dataclasses, or None; {path} is annotated as {kind}."
-    )
-
-
-def _read_dataclass(kind: Any, value: Any, path: str) -> Any:
-    if isinstance(value, kind):
-        value = {f.name: getattr(value, f.name) for f in fields(kind) if f.init}
-    if not isinstance(value, Mapping):
-        return _wrong(f"the settings of {kind.__name__}", value, path)
-    hints = typing.get_type_hints(kind)
-    settings = {f.name: f for f in fields(kind) if f.init}
-    for name in value:
-        if name not in settings:
-            raise _unknown(kind, name, path)
-    missing = [
-        n for n, f in settings.items() if n not in value and f.default is MISSING and f.default_factory is MISSING
-    ]
-    if missing:
-        raise ValueError(f"{path or kind.__name__} needs a value for {', '.join(map(repr, missing))}; none was given.")
-    return kind(**{name: _read(hints[name], v, _join(path, name)) for name, v in value.items()})
-
-
-def _read_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    kinds = tuple(k for k in kinds if k is not type(None))
-    if len(kinds) == 1:
-        return _read(kinds[0], value, path)
-    if sum(map(is_dataclass, kinds)) > 1:
-        raise TypeError(f"{path} could be any of {kinds}, which JSON cannot tell apart; allow one dataclass.")
-    errors = []
-    for kind in sorted(kinds, key=lambda k: k is not type(value)):  # so that 1 stays an int in float | int
-        try:
-            return _read(kind, value, path)
-        except (TypeError, ValueError) as error:
-            errors.append(str(error))
-    raise TypeError(" ".join(errors))
-
-
-def _read_literal(choices: tuple[Any, ...], value: Any, path: str) -> Any:
-    for choice in choices:
-        if type(choice) is type(value) and choice == value:
-            return choice
-    names = ", ".join(map(repr, choices))
-    raise ValueError(f"{path} needs one of {names}; got {value!r}.{_hint(str(value), [str(c) for c in choices])}")
-
-
-def _read_tuple(kinds: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        _wrong("a list", value, path)
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        kinds = (kinds[0],) * len(value)
-    if len(kinds) != len(value):
-        raise ValueError(f"{path} needs {len(kinds)} values; got {len(value)}: {value!r}.")
-    return tuple(_read(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True)))
-
-
-def _replace(config: Any, names: list[str], value: object, path: str) -> Any:
-    name, rest = names[0], names[1:]
-    if not is_dataclass(config) or isinstance(config, type):
-        raise ValueError(f"{path} is {config!r} and has no setting {name!r}; set {path} itself first.")
-    if name not in {f.name for f in fields(config) if f.init}:
-        raise _unknown(type(config), name, path)
-    here = _join(path, name)
-    if rest:
-        return replace(config, **{name: _replace(getattr(config, name), rest, value, here)})
-    return replace(config, **{name: _read(typing.get_type_hints(type(config))[name], value, here)})
-
-
-def _wrong(needed: str, value: object, path: str) -> typing.NoReturn:
-    raise TypeError(f"{path or 'The configuration'} needs {needed}; got {value!r} ({type(value).__name__}).")
-
-
-def _unknown(kind: type, name: object, path: str) -> ValueError:
-    names = [f.name for f in fields(kind) if f.init]
+def _unknown(kind: Any, name: str, path: str) -> str:
+    names = [f.name for f in fields(kind)]
     where = f"{path} ({kind.__name__})" if path else kind.__name__
-    return ValueError(f"{where} has no setting {name!r}.{_hint(str(name), names)} It has: {', '.join(names)}.")
+    return f"{where} has no setting {name!r}.{_hint(name, names)} It has: {', '.join(names)}."
 
 
 def _hint(name: str, names: list[str]) -> str:
@@ -292,5 +303,9 @@ def _hint(name: str, names: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _dotted(loc: Iterable[Any]) -> str:
+    """A place as people write it: ``schedule.milestones[1]``."""
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

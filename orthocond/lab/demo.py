@@ -16,12 +16,14 @@ from rich.table import Table
 
 from orthocond.lab.bench import bench
 from orthocond.lab.classification.config import Classification
-from orthocond.lab.classification.presets import preset
-from orthocond.lab.config import replace_at
+from orthocond.lab.classification.data import load_data
+from orthocond.lab.classification.presets import PRESETS
+from orthocond.lab.config import change
 from orthocond.lab.display import Display
-from orthocond.lab.experiments import EVALUATION
+from orthocond.lab.generation.pictures import picture
 from orthocond.lab.launch import launch
 from orthocond.lab.runs import Run
+from orthocond.lab.task import EVALUATION
 
 METHODS = {
     "svd": "decorrelated batch normalization, untreated",
@@ -83,7 +85,7 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
         if outcome.code:
             raise RuntimeError(f"{outcome.run.path} ended with code {outcome.code}: {outcome.text.strip()}")
     runs = {name: outcome.run for name, outcome in zip(METHODS, outcomes, strict=True)}
-    times = _times(configs["svd"], repeats=2 if short else 15)
+    times = _times(configs["svd"], repeats=1 if short else 5)
     rows = {name: _row(run, times[name]) for name, run in runs.items()}
     figure = _figure({name: run.metrics() for name, run in runs.items()}, configs["svd"].model.eps)
     (out / "conditioning.png").write_bytes(figure)
@@ -97,10 +99,8 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
 
 
 def _config(method: str, short: bool) -> Classification:
-    config = replace_at(preset("dbn-sprites-small"), "method.name", method)
-    for path, value in _SHORT.items() if short else ():
-        config = replace_at(config, path, value)
-    return config
+    config = PRESETS["dbn-sprites-small"]["laptop"]
+    return change(config, {"method.name": method} | (_SHORT if short else {}))
 
 
 def _epoch_steps(config: Classification) -> int:
@@ -109,12 +109,7 @@ def _epoch_steps(config: Classification) -> int:
 
 def _times(config: Classification, repeats: int) -> dict[str, float]:
     """Milliseconds of a step of each method, measured in turn on one thread: during training they share the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return {name: times.total for name, times in bench(config, METHODS, repeats=repeats).items()}
-    finally:
-        torch.set_num_threads(threads)
+    return {name: cost.total for name, cost in bench(config, METHODS, repeats=repeats).items()}
 
 
 def _row(run: Run, milliseconds: float) -> Row:
@@ -269,9 +264,6 @@ thread.</p>
 
 def _report(rows: Mapping[str, Row], config: Classification, figure: bytes) -> str:
     """A page that needs no other file."""
-    from orthocond.lab.classification.task import load_data
-    from orthocond.lab.generation.task import picture
-
     images = load_data(config.data).train
     seen = picture(torch.as_tensor(images.images[:_SEEN]).float() / 127.5 - 1, _SEEN // 2)
     total = config.schedule.epochs * _epoch_steps(config)

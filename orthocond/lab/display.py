@@ -64,6 +64,7 @@ class Display:
         self._first: dict[int, tuple[int, float]] = {}  # step and time of the first report
         self._last: dict[int, tuple[int, float]] = {}  # tenth and time of the last line
         self._tasks: dict[int, Any] = {}
+        self._stages: dict[int, str] = {}  # that each training, or its evaluation, is in
         self._parts: dict[int, float] = {}  # of each training, how much is done
         self._bars: Bars | None = None
 
@@ -97,21 +98,28 @@ class Display:
         if self._quiet:
             return
         with self._lock:
+            if self._stages.get(index, "") != state.stage:  # its own steps, rate and remaining time
+                self._first.pop(index, None)
+                self._last.pop(index, None)
             if self._bars is not None:
                 self._bar(self._bars, index, state)
             else:
                 self._line(index, state)
+            self._stages[index] = state.stage
 
-    def _name(self, index: int) -> str:
-        return self._names[index] if index < len(self._names) else f"training {index + 1}"
+    def _name(self, index: int, state: Progress) -> str:
+        name = self._names[index] if index < len(self._names) else f"training {index + 1}"
+        return f"{name}: {state.stage}" if state.stage else name
 
     def _bar(self, bars: Bars, index: int, state: Progress) -> None:
         if index not in self._tasks:  # a resumed training does not begin at 0, and was not that fast
             self._tasks[index] = bars.add_task(
-                self._name(index), total=state.steps, completed=state.step, numbers=_numbers(state)
+                self._name(index, state), total=state.steps, completed=state.step, numbers=_numbers(state)
             )
+        elif self._stages.get(index, "") != state.stage:
+            bars.reset(self._tasks[index], description=self._name(index, state), total=state.steps, visible=True)
         bars.update(self._tasks[index], completed=state.step, numbers=_numbers(state))
-        self._parts[index] = state.step / max(state.steps, 1)
+        self._parts[index] = 1.0 if state.stage else state.step / max(state.steps, 1)
         if len(self._names) > 1:
             bars.update(self._all, completed=sum(self._parts.values()))
         if len(self._names) > _MANY and state.step == state.steps:
@@ -119,9 +127,14 @@ class Display:
 
     def _line(self, index: int, state: Progress) -> None:
         now = time.monotonic()
+        name = self._name(index, state)
+        if state.stage and index not in self._first:
+            self._console.print(name, highlight=False, markup=False, soft_wrap=True)
         first_step, start = self._first.setdefault(index, (state.step, now))
         tenth, before = self._last.get(index, (0, start))
         reached = 10 * state.step // max(state.steps, 1)
+        if state.stage and state.steps == 1:
+            return
         if reached <= tenth and now - before < _QUIET_SECONDS:
             return
         self._last[index] = (reached, now)
@@ -130,7 +143,7 @@ class Display:
             rate = (state.step - first_step) / (now - start)
             parts += [f"{rate:.1f} steps/s", f"{duration((state.steps - state.step) / rate)} left"]
         parts += [text for text in [_numbers(state)] if text]
-        self._console.print(f"{self._name(index)}: {', '.join(parts)}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"{name}: {', '.join(parts)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _numbers(state: Progress) -> str:

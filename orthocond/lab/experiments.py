@@ -1,28 +1,30 @@
-"""The kinds of experiments: what a configuration in a run folder is, how it is trained, and which presets there are."""
+"""The registry of experiments: from a configuration to its task, from a name to a preset; training and evaluation."""
 
+import json
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
-from orthocond.lab import methods
-from orthocond.lab.classification import presets
-from orthocond.lab.classification import task as classify
-from orthocond.lab.classification.config import Classification, Scale
-from orthocond.lab.config import from_json
+from orthocond.lab.classification.config import Classification
+from orthocond.lab.classification.task import ClassificationTask
+from orthocond.lab.config import Scale, from_json
 from orthocond.lab.data.options import nearest
-from orthocond.lab.generation import methods as gan_methods
-from orthocond.lab.generation import presets as gan_presets
-from orthocond.lab.generation import task as generate
+from orthocond.lab.devices import make_accelerator
 from orthocond.lab.generation.config import Generation
+from orthocond.lab.generation.task import GenerationTask
+from orthocond.lab.loop import Loop
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
+from orthocond.lab.task import EVALUATION, Task
 
 Config = Classification | Generation
-EVALUATION = "evaluation.json"  # in a run folder: what `assess` found
+TASKS: dict[str, type[Task[Any]]] = {task.kind: task for task in (ClassificationTask, GenerationTask)}
+"""The kinds of experiments; to add one, write its task and list it here."""
 
-_KINDS: dict[str, type[Classification] | type[Generation]] = {
-    "classification": Classification,
-    "generation": Generation,
-}
+
+def task_of(config: Config) -> type[Task[Any]]:
+    """The task that trains a configuration."""
+    return TASKS[config.kind]
 
 
 def read_config(values: Mapping[str, Any]) -> Config:
@@ -32,57 +34,108 @@ def read_config(values: Mapping[str, Any]) -> Config:
         TypeError: If a value does not have the type of its setting.
         ValueError: If it is no configuration of an experiment.
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"A configuration needs names with values; got {values!r}.")
     kind = values.get("kind", "classification")
-    if kind not in _KINDS:
-        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(_KINDS)}.")
-    return from_json(_KINDS[kind], values)
+    if not isinstance(kind, str) or kind not in TASKS:
+        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(TASKS)}.")
+    config: Config = from_json(TASKS[kind].config_type, values)
+    return config
 
 
 def names() -> tuple[str, ...]:
     """Names of the presets of all kinds."""
-    return presets.names() + gan_presets.names()
+    return tuple(name for task in TASKS.values() for name in task.presets)
 
 
 def preset(name: str, scale: Scale = "laptop") -> Config:
-    """The configuration of a preset of any kind; see `presets.preset` and `gan_presets.preset`.
+    """The configuration of a preset.
+
+    ``dbn-…`` replaces the batch normalization after the first convolution by a decorrelated one, ``gcp-…`` average
+    pooling by covariance pooling; ``eigengan-…`` has a subspace in every layer, and its own orthogonality loss as the
+    method; ``gan-…`` is the vanilla GAN. At the scale of the paper the numbers are the paper's and, where it is silent,
+    those of its authors' code; at that of a laptop networks, images and steps are small enough for minutes on one core,
+    and the code is the same.
 
     Raises:
         ValueError: If there is no such preset or scale; the text gives the nearest name.
 
     Example:
-        >>> preset("gan-sprites").kind, preset("dbn-sprites-small").kind
-        ('generation', 'classification')
+        >>> preset("dbn-cifar100-resnet50", "paper").schedule.epochs, preset("gan-celeba", "paper").schedule.steps
+        (350, 316400)
+        >>> preset("gan-celeb")
+        Traceback (most recent call last):
+        ValueError: There is no preset 'gan-celeb'. Did you mean 'gan-celeba'? `orthocond list presets` shows all.
     """
-    if name not in names():
-        raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
-    return gan_presets.preset(name, scale) if name in gan_presets.names() else presets.preset(name, scale)
-
-
-def method_names(config: Config) -> tuple[str, ...]:
-    """The rows of the paper's tables for this kind of experiment."""
-    return gan_methods.NAMES if isinstance(config, Generation) else methods.NAMES
+    scales = next((task.presets[name] for task in TASKS.values() if name in task.presets), None)
+    if scales is None:
+        hint = nearest(name, names())
+        raise ValueError(f"There is no preset {name!r}.{hint} `orthocond list presets` shows all.")
+    if scale not in scales:
+        raise ValueError(f"{name} has the scales {', '.join(map(repr, scales))}; got {scale!r}.")
+    config: Config = scales[scale]
+    return config
 
 
 def train(
     config: Config,
     run: Run,
     *,
-    root: str | None = None,
+    root: str | PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
     tracker: str | None = None,
+    evaluate: bool = True,
 ) -> int:
-    """Train what a configuration asks for; see `classify.train` and `generate.train`."""
-    if isinstance(config, Generation):
-        return generate.train(config, run, root=root, progress=progress, tracker=tracker)
-    return classify.train(config, run, root=root, progress=progress, tracker=tracker)
+    """Train what a configuration asks for in a run folder, from its last checkpoint if there is one, and evaluate it.
+
+    Under torchrun every process calls this, with ``evaluate=False``: an evaluation is made by one process, when the
+    group of processes is gone.
+
+    Args:
+        config: The configuration.
+        run: Its folder; what was logged after its last checkpoint is written again.
+        root: Folder of data sets.
+        progress: Called after each step and with each stage of the evaluation, on the first process.
+        tracker: Name of a tracker of Accelerate that gets the metrics too, for example ``"tensorboard"``.
+        evaluate: Whether to measure the end of the training and write ``evaluation.json``, if it is not there.
+
+    Returns:
+        0, or 130 and 143 where Ctrl-C or SIGTERM ended it after the state was saved.
+
+    Raises:
+        FloatingPointError: If the training diverges; the text is a diagnosis, and checkpoints stay.
+        OSError: If the disk is full or read-only; checkpoints stay.
+        ValueError: If the tracker is not installed.
+    """
+    folder = None if root is None else str(root)
+    task = task_of(config)
+    accelerator = make_accelerator(config.precision, run, tracker)
+    made = task(config, task.load_data(config, folder), accelerator)
+    code = Loop(made, run, progress=progress, tracker=tracker).train()
+    if code == 0 and evaluate and not is_evaluated(run):
+        evaluate_run(run, root=folder, allow_import=config.model.name, progress=progress)
+    return code
 
 
-def assess(config: Config, run: Run, *, root: str | None = None) -> dict[str, Any]:
-    """Measure what a training has reached; see `assess.assess` and `gan_evaluate.evaluate`."""
-    if isinstance(config, Generation):
-        from orthocond.lab.generation import evaluate as gan_evaluate
+def evaluate_run(
+    run: Run,
+    *,
+    root: str | PathLike[str] | None = None,
+    allow_import: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Measure the newest checkpoint of a run; see `Task.evaluate`."""
+    task = task_of(read_config(run.config))
+    return task.evaluate(run, root=root, allow_import=allow_import, progress=progress)
 
-        return gan_evaluate.evaluate(run, root=root)
-    from orthocond.lab.classification import evaluate as of_classifier  # it needs this module
 
-    return of_classifier.assess(run, root=root)
+def is_evaluated(run: Run) -> bool:
+    """Whether a run has an evaluation of its last step."""
+    file = run.path / EVALUATION
+    if not file.is_file():
+        return False
+    try:
+        values = json.loads(file.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(values, dict) and values.get("step", run.status.step) == run.status.step

@@ -1,152 +1,224 @@
-"""The rows of the paper's tables: what each method does to weight, gradient and step of the Pre-SVD layer."""
+"""One grammar of methods: parts joined by ``+``, which go together, and what each does to weight, gradient and loss.
 
-from collections.abc import Callable, Iterable
-from typing import Any
+A task says which parts it has (its `Grammar`) and on which layers they act. To add a part, describe it in `PARTS`, list
+it in the grammar of a task, and let one of the functions below, or the task, act on it.
+"""
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orthocond.lab.classification.config import Method
 from orthocond.lab.data.options import nearest
-from orthocond.matrix import SVD, Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.steps import NearestOrthogonal, OptimalLR, Treatment, treat
-from orthocond.weights import (
-    SkewOrthogonalConv2d,
-    orthogonal,
-    orthogonality_loss,
-    patch_covariance,
-    spectral,
-    whitening_init_,
-)
+from orthocond.weights import orthogonal, orthogonality_loss, patch_covariance, spectral, whitening_init_
 
-BASES = {
-    "bn": "ordinary batch normalization, or average pooling: no SVD layer",
-    "svd": "the SVD layer, untreated",
-    "ns": "the SVD layer with Newton-Schulz iterations instead of a decomposition",
+Slot = Literal["network", "weight", "gradient", "step", "rival"]
+_SLOTS: dict[Slot, str] = {
+    "network": "kind of network",
+    "weight": "treatment of the weight",
+    "gradient": "treatment of the gradient",
+    "step": "treatment of the step length",
+    "rival": "rival",
 }
-WEIGHTS = {
-    "sn": "spectral normalization of the weight",
-    "ol": "a loss that pulls the weight towards orthogonality",
-    "ow": "an orthogonal weight",
-    "wi": "a weight that starts by whitening its input (beyond the paper)",
-    "mow": "a weight that is orthogonal in the metric of its input (beyond the paper)",
+ALL = "all"
+"""The scope of a part that acts on all layers with a weight: ``nog@all``."""
+
+_OWN_METRIC = ("ow", "mow")  # decay of the raw parameter would turn these weights back to where they started
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a method's name.
+
+    Attributes:
+        name: What people type.
+        slot: What it acts on; a method has at most one part for each slot.
+        text: What it does.
+        only_with: The parts that may stand beside it; None for all of other slots.
+        scoped: Whether ``@all`` may follow its name.
+    """
+
+    name: str
+    slot: Slot
+    text: str
+    only_with: tuple[str, ...] | None = None
+    scoped: bool = False
+
+
+PARTS: dict[str, Part] = {
+    part.name: part
+    for part in (
+        Part("none", "network", "no treatment", only_with=()),
+        Part("bn", "network", "ordinary batch normalization, or average pooling: no SVD layer", only_with=("wi",)),
+        Part("svd", "network", "the SVD layer, untreated"),
+        Part("ns", "network", "the SVD layer with Newton-Schulz iterations instead of a decomposition"),
+        Part("sn", "weight", "spectral normalization of the weight"),
+        Part("ol", "weight", "a loss that pulls the weight towards orthogonality"),
+        Part("ow", "weight", "an orthogonal weight"),
+        Part("wi", "weight", "a weight that starts by whitening its input (beyond the paper)"),
+        Part("mow", "weight", "a weight that is orthogonal in the metric of its input (beyond the paper)"),
+        Part("nog", "gradient", "the nearest orthogonal gradient", scoped=True),
+        Part("olr", "step", "the step length that brings the weight closest to orthogonal", scoped=True),
+        Part("hp", "rival", "the Hessian Penalty: latents that act on the image apart from each other"),
+        Part(
+            "orojar",
+            "rival",
+            "Orthogonal Jacobian regularization: latents that move the image in orthogonal directions",
+        ),
+        Part(
+            "lvp", "rival", "latent variational predictability: latents whose change a network can tell from the images"
+        ),
+    )
 }
-STEPS = {
-    "nog": "the nearest orthogonal gradient",
-    "olr": "the step length that brings the weight closest to orthogonal",
-}
-# The rows of the paper's tables, and what goes beyond them at the end.
-NAMES = (
-    *("bn", "svd", "ns", "sn", "ol", "ow", "nog", "olr"),
-    *("nog+sn", "nog+ol", "nog+ow", "nog+olr", "ow+olr", "nog+ow+olr"),
-    *("wi", "mow"),
-)
-
-_SOLVERS: dict[str, Solver] = {
-    "eigh": Eigh(),
-    "ns": NewtonSchulz(),
-    "ns7": NewtonSchulz(steps=7),
-    "ns20": NewtonSchulz(steps=20),
-    "pade": Pade(),
-    "taylor": Taylor(),
-    "svd-plain": SVD(gradient="plain"),
-    "svd-truncated": SVD(gradient="truncated"),
-    "svd-top": SVD(gradient="top"),
-    "svd-taylor": SVD(gradient="taylor"),
-    "svd-pade": SVD(gradient="pade"),
-}
 
 
-def parts(name: str) -> frozenset[str]:
-    """The parts of a method's name, checked.
+@dataclass(frozen=True)
+class Grammar:
+    """The methods of a task.
 
-    Raises:
-        ValueError: If a part is unknown or they do not go together.
+    Attributes:
+        parts: The names of its parts.
+        names: The rows of the paper's tables, and what goes beyond them at the end.
 
     Example:
-        >>> sorted(parts("nog+ow+olr"))
-        ['nog', 'olr', 'ow']
-        >>> parts("nog+bn")
+        >>> grammar = Grammar(("bn", "svd", "sn", "ow", "nog", "olr", "wi"), ("svd", "nog"))
+        >>> grammar.read("nog@all+ow")
+        {'nog': 'all', 'ow': None}
+        >>> grammar.read("sn+ow")
         Traceback (most recent call last):
-        ValueError: bn takes no treatment but wi, the control of whitening; got 'nog+bn'.
+        ValueError: One treatment of the weight at a time; 'sn+ow' has sn and ow.
+        >>> grammar.read("nog+bn")
+        Traceback (most recent call last):
+        ValueError: bn takes no treatment but wi; got 'nog+bn'.
     """
-    found = name.split("+")
-    known = (*BASES, *WEIGHTS, *STEPS)
-    for part in found:
-        if part not in known:
-            raise ValueError(f"There is no method {part!r}.{nearest(part, known)} There are: {', '.join(known)}.")
-    if len(set(found)) < len(found):
-        raise ValueError(f"Each treatment counts once; got {name!r}.")
-    if "bn" in found and set(found) - {"bn", "wi"}:
-        raise ValueError(f"bn takes no treatment but wi, the control of whitening; got {name!r}.")
-    if len(weights := [part for part in found if part in WEIGHTS]) > 1:
-        raise ValueError(f"One treatment of the weight at a time; {name!r} has {' and '.join(weights)}.")
-    return frozenset(found)
+
+    parts: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def read(self, name: str) -> dict[str, str | None]:
+        """The parts of a method's name with their scopes, checked.
+
+        Raises:
+            ValueError: If a part is unknown or they do not go together.
+        """
+        found: dict[str, str | None] = {}
+        for word in name.split("+"):
+            part, at, scope = word.partition("@")
+            if part not in self.parts:
+                known = ", ".join(self.parts)
+                raise ValueError(f"There is no method {part!r}.{nearest(part, self.parts)} There are: {known}.")
+            if at and (scope != ALL or not PARTS[part].scoped):
+                scoped = ", ".join(f"{p}@{ALL}" for p in self.parts if PARTS[p].scoped)
+                raise ValueError(f"{word!r} has no such layers; with all layers there are: {scoped}.")
+            if part in found:
+                raise ValueError(f"Each treatment counts once; got {name!r}.")
+            found[part] = scope or None
+        self._check_company(name, found)
+        return found
+
+    def _check_company(self, name: str, found: Mapping[str, str | None]) -> None:
+        for part in found:
+            allowed = PARTS[part].only_with
+            if allowed is not None and (others := set(found) - {part}) and not others <= set(allowed):
+                words = f"takes no treatment but {', '.join(allowed)}" if allowed else "stands alone"
+                raise ValueError(f"{part} {words}; got {name!r}.")
+        for slot, words in _SLOTS.items():
+            if len(same := [part for part in found if PARTS[part].slot == slot]) > 1:
+                raise ValueError(f"One {words} at a time; {name!r} has {' and '.join(same)}.")
+        if len({found[part] for part in found if PARTS[part].scoped}) > 1:
+            raise ValueError(f"Gradient and step length are treated in the same layers; got {name!r}.")
+
+    def check(self, name: str) -> str:
+        """The name, if it is a method."""
+        self.read(name)
+        return name
+
+    def texts(self) -> dict[str, str]:
+        """What each part does, by its name."""
+        return {name: PARTS[name].text for name in self.parts}
 
 
-def solver(method: Method) -> Solver:
-    """How the SVD layer computes its roots."""
-    return _SOLVERS["ns" if "ns" in parts(method.name) else method.solver]
+class Method(Protocol):
+    """The settings that methods of all tasks have."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def parts(self) -> Mapping[str, str | None]: ...
+    @property
+    def olr(self) -> str: ...
+    @property
+    def nog_of(self) -> str: ...
+    @property
+    def ol(self) -> str: ...
+    @property
+    def ol_weight(self) -> float: ...
 
 
-def treat_weight(
-    method: Method, model: nn.Module, pre_svd: str, inputs: Callable[[nn.Module], Iterable[Tensor]]
+def treat_weights(
+    method: Method,
+    layers: Sequence[nn.Module],
+    inputs: Callable[[nn.Module], Iterable[Tensor]] | None = None,
 ) -> None:
-    """Treat the weight of the Pre-SVD layer, before the optimizer is made.
+    """Treat the weights of layers in place, before an optimizer is made.
 
     Args:
         method: The method.
-        model: The model, changed in place.
-        pre_svd: Name of the Pre-SVD layer.
-        inputs: Gives inputs of that layer, for the treatments that know them.
+        layers: The layers.
+        inputs: Gives inputs of a layer, for the treatments that know them.
 
     Raises:
         TypeError: If the treatment does not fit the kind of layer.
     """
-    layer = model.get_submodule(pre_svd)
-    chosen = parts(method.name)
-    if "sn" in chosen:
-        spectral(layer)
-    elif "ow" in chosen and method.ow == "skewconv":
-        model.set_submodule(pre_svd, _skew(layer))
-    elif "ow" in chosen:
-        orthogonal(layer)
-    elif "wi" in chosen:
-        whitening_init_(layer, inputs(layer))
-    elif "mow" in chosen:
-        # A small ridge: directions of the patches that carry no variance would get weights without bound.
-        orthogonal(layer, metric=patch_covariance(layer, inputs(layer)), ridge=1e-4)
+    for layer in layers:
+        if "sn" in method.parts:
+            spectral(layer)
+        elif "ow" in method.parts:
+            orthogonal(layer)
+        elif inputs is not None and "wi" in method.parts:
+            whitening_init_(layer, inputs(layer))
+        elif inputs is not None and "mow" in method.parts:
+            # A small ridge: directions of the patches that carry no variance would get weights without bound.
+            orthogonal(layer, metric=patch_covariance(layer, inputs(layer)), ridge=1e-4)
 
 
-def _skew(layer: nn.Module) -> SkewOrthogonalConv2d:
-    if not isinstance(layer, nn.Conv2d) or layer.kernel_size[0] != layer.kernel_size[1] or layer.groups != 1:
-        raise TypeError(f"--ow skewconv needs a square Conv2d without groups as Pre-SVD layer; got {layer}.")
-    return SkewOrthogonalConv2d(
-        layer.in_channels, layer.out_channels, layer.kernel_size[0], stride=layer.stride[0], bias=layer.bias is not None
-    )
+def is_spared_decay(method: Method) -> bool:
+    """Whether weight decay must not reach the treated weights."""
+    return any(part in method.parts for part in _OWN_METRIC)
 
 
-def parameter_groups(method: Method, model: nn.Module, pre_svd: str, weight_decay: float) -> list[dict[str, Any]]:
-    """All parameters with the weight decay and the factor of the rate that each should have (see `Schedule`)."""
-    stem: list[nn.Parameter] = []
-    decay = 0.0 if parts(method.name) & {"ow", "mow"} else weight_decay
-    if decay != weight_decay or method.stem_lr != 1:
-        stem = [p for p in model.get_submodule(pre_svd).parameters() if p.ndim > 1]
-    rest = [p for p in model.parameters() if not any(p is q for q in stem)]
-    groups = [{"params": rest, "weight_decay": weight_decay, "factor": 1.0}]
-    return groups + ([{"params": stem, "weight_decay": decay, "factor": method.stem_lr}] if stem else [])
+def treat_steps(
+    method: Method, layers: Sequence[nn.Module], optimizer: Optimizer, *, model: nn.Module, gain: float | None = 1.0
+) -> Treatment | None:
+    """Treat gradients and step lengths, after the optimizer was made.
 
+    Args:
+        method: The method.
+        layers: The layers of a part without scope.
+        optimizer: Their optimizer.
+        model: The model whose convolutions and linear layers are meant by ``@all``.
+        gain: The multiple of an orthogonal matrix that OLR aims at (see `OptimalLR`); the paper's formula has none.
 
-def treat_steps(method: Method, layer: nn.Module, optimizer: Optimizer) -> Treatment | None:
-    """Treat gradient and step length of the Pre-SVD layer, after the optimizer was made."""
-    chosen = parts(method.name)
-    gradient = NearestOrthogonal(of=method.nog_of) if "nog" in chosen else None
-    lr = OptimalLR(form=method.olr) if "olr" in chosen else None
-    return treat(layer, optimizer, gradient=gradient, lr=lr) if gradient or lr else None
-
-
-def penalty(method: Method, layer: nn.Module) -> Tensor | None:
-    """The term that the method adds to the loss, or None."""
-    if "ol" not in parts(method.name):
+    Returns:
+        The treatment, or None if the method has none.
+    """
+    gradient = NearestOrthogonal(of=method.nog_of) if "nog" in method.parts else None
+    lr = None
+    if "olr" in method.parts:
+        lr = OptimalLR("paper") if method.olr == "paper" else OptimalLR(method.olr, gain=gain)
+    if gradient is None and lr is None:
         return None
-    return method.ol_weight * orthogonality_loss(layer, form=method.ol)
+    if ALL in method.parts.values():
+        layers = [layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    return treat(layers, optimizer, gradient=gradient, lr=lr)
+
+
+def weight_penalty(method: Method, layers: Sequence[nn.Module]) -> Tensor | None:
+    """The orthogonality loss of all layers times its factor, or None."""
+    if "ol" not in method.parts or not layers:
+        return None
+    return method.ol_weight * torch.stack([orthogonality_loss(layer, form=method.ol) for layer in layers]).sum()

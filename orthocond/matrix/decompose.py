@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but missing from the stubs
 
-from orthocond._checks import warn_onnx
+from orthocond._checks import NotFiniteError, warn_onnx
 
 # Relative size of the diagonal jitter of the last attempts: from the rounding level of float64 upwards, so that
 # the smallest disturbance that lets LAPACK converge is the one used.
@@ -110,7 +110,7 @@ def check_finite(a: Tensor, index: int = 0, total: int = 1) -> None:
     """Raise a `ValueError` if the matrix holds NaN or infinity; the text says how many and what to do."""
     bad = int((~torch.isfinite(a)).sum())
     if bad:
-        raise ValueError(
+        raise NotFiniteError(
             f"Matrices need finite entries; {_describe(a, index, total)} has {bad} that are NaN or infinite. "
             "Look for an overflow or a division by zero before this call."
         )

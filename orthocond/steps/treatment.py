@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orthocond._checks import check_count
+from orthocond._checks import NotFiniteError, check_count
 from orthocond._html import paragraph, table
 from orthocond.steps._targets import find_optimizer, find_weights
 from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches
@@ -407,7 +407,7 @@ def _name_what_is_not_finite(error: ValueError, batch: list[Weight], gradients: 
     """Raise an error that names the first weight whose gradient is not finite, if there is one."""
     for w, g in zip(batch, gradients, strict=True):
         if not g.isfinite().all():
-            raise ValueError(
+            raise NotFiniteError(
                 f"{caller} needs finite gradients; that of {w.name} holds NaN or infinity. Skip such steps with "
                 "torch.amp.GradScaler, or look for an overflow in the loss."
             ) from error

@@ -1,26 +1,62 @@
-"""The configurations of classifiers: every row of the paper's tables, at the scales paper, workstation and laptop."""
+"""The configuration of one training of a classifier."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-Scale = Literal["paper", "workstation", "laptop"]
+from pydantic import AfterValidator, model_validator
+from pydantic.dataclasses import dataclass
+
+from orthocond.lab.config import (
+    STRICT,
+    BelowOne,
+    Count,
+    CountOrZero,
+    Fraction,
+    NotNegative,
+    Positive,
+    Precision,
+    Scale,
+    Seed,
+    Text,
+)
+from orthocond.lab.data.options import nearest
+from orthocond.lab.factories import is_factory
+from orthocond.lab.methods import Grammar
+
 SolverName = Literal[
     "eigh", "ns", "ns7", "ns20", "pade", "taylor", "svd-plain", "svd-truncated", "svd-top", "svd-taylor", "svd-pade"
 ]
+BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2", "convnet")
+GRAMMAR = Grammar(
+    parts=("bn", "svd", "ns", "sn", "ol", "ow", "wi", "mow", "nog", "olr"),
+    names=(
+        *("bn", "svd", "ns", "sn", "ol", "ow", "nog", "olr"),
+        *("nog+sn", "nog+ol", "nog+ow", "nog+olr", "ow+olr", "nog+ow+olr"),
+        *("wi", "mow"),
+    ),
+)
 
 
-@dataclass(frozen=True)
+def _known(name: str) -> str:
+    if not is_factory(name) and name not in BACKBONES:
+        raise ValueError(
+            f"There is no network {name!r}.{nearest(name, BACKBONES)} There are: {', '.join(BACKBONES)}, "
+            "and package.module:function of your own."
+        )
+    return name
+
+
+@dataclass(frozen=True, config=STRICT)
 class Data:
     """Which images, and what is done to them.
 
     Attributes:
-        source: Name or path, as of `orthocond.lab.data.load`.
+        source: Name or path of a data set: `orthocond list data` shows the names.
         size: Side of the images that the network gets; None leaves them as they are.
         resize: Bring the shorter side to this before the crop.
         crop_padding: Zeros around an image before a random crop; None finds a sensible value.
         flip: Whether to mirror training images at random.
         limit: Number of training images; None takes all.
-        noise: Of sprites, the standard deviation of noise on the pixels.
+        noise: Standard deviation of noise on the pixels, for sprites only.
         in_memory: Side to which images are scaled once, when they are loaded.
         held_out: Number of held-out images; None takes all.
         validation: Number of training images that are kept out of training and take the place of the held-out ones.
@@ -28,20 +64,26 @@ class Data:
         padding: What surrounds an image before a random crop: ``zeros``, or its own ``reflection``.
     """
 
-    source: str = "sprites"
-    size: int | None = None
-    resize: int | None = None
-    crop_padding: int | None = None
+    source: Text = "sprites"
+    size: Count | None = None
+    resize: Count | None = None
+    crop_padding: CountOrZero | None = None
     flip: bool = True
-    limit: int | None = None
-    noise: float = 0.0
-    in_memory: int | None = None
-    held_out: int | None = None
-    validation: int = 0
+    limit: Count | None = None
+    noise: NotNegative = 0.0
+    in_memory: Count | None = None
+    held_out: Count | None = None
+    validation: CountOrZero = 0
     padding: Literal["zeros", "reflection"] = "zeros"
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.noise and self.source != "sprites":
+            raise ValueError(f"data.noise is a setting of sprites; {self.source} has none. Leave it at 0.")
+        return self
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=STRICT)
 class Model:
     """Which network, and where its SVD layer is.
 
@@ -58,35 +100,42 @@ class Model:
         last_stride: Stride of the last stage of a ResNet.
         eps: Ridge of decorrelated batch normalization; 1e-2 is that of the authors' release. Covariances are pooled
             without one.
-        meta_layer: Of your own network, the name of its SVD layer, or of the batch normalization to replace by one;
-            None finds the only SVD layer.
+        meta_layer: Name of the SVD layer in your own network, or of the batch normalization to replace by one; None
+            finds the only SVD layer.
         pre_svd: Name of the layer before it; None finds it by the flow of data.
         momentum: Weight of a new batch in the running statistics of all normalization layers.
         whiten_all: Largest number of channels of a group if all batch normalizations decorrelate, in groups, and not
             only the one after the first convolution; None for that one alone.
     """
 
-    name: str = "resnet50"
+    name: Annotated[str, AfterValidator(_known)] = "resnet50"
     application: Literal["dbn", "gcp"] = "dbn"
     stem: Literal["cifar", "imagenet"] = "cifar"
-    depths: tuple[int, ...] = ()
-    width: int | None = None
-    reduction: int = 256
-    last_stride: int = 2
-    eps: float = 1e-2
+    depths: tuple[Count, ...] = ()
+    width: Count | None = None
+    reduction: Count = 256
+    last_stride: Literal[1, 2] = 2
+    eps: NotNegative = 1e-2
     meta_layer: str | None = None
     pre_svd: str | None = None
-    momentum: float = 0.1
-    whiten_all: int | None = None
+    momentum: Fraction = 0.1
+    whiten_all: Count | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.application == "gcp" and not self.name.startswith("resnet") and not is_factory(self.name):
+            raise ValueError(f"Covariance pooling is built into the ResNets; {self.name} has none.")
+        return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Method:
     """Which treatments.
 
     Attributes:
         name: ``bn``, ``svd``, ``ns``, or treatments of the SVD layer's neighbor joined by ``+``: one of ``sn``,
             ``ol``, ``ow``, ``wi``, ``mow`` for the weight, ``nog`` for the gradient, ``olr`` for the step length.
+            ``nog@all`` and ``olr@all`` act on all convolutions and linear layers.
         olr: ``exact`` minimizes the distance to orthogonality over the step, ``newton`` makes one step towards that,
             ``paper`` is the paper's formula.
         ow: ``stiefel``: the matrix of the weight is orthogonal. ``skewconv``: the convolution is, as in the authors'
@@ -98,17 +147,22 @@ class Method:
         stem_lr: Factor of the learning rate of the Pre-SVD layer.
     """
 
-    name: str = "svd"
+    name: Annotated[str, AfterValidator(GRAMMAR.check)] = "svd"
     olr: Literal["exact", "newton", "paper"] = "exact"
     ow: Literal["stiefel", "skewconv"] = "stiefel"
     solver: SolverName = "eigh"
-    ol_weight: float = 1e-2
+    ol_weight: NotNegative = 1e-2
     ol: Literal["squared", "paper"] = "squared"
     nog_of: Literal["gradient", "update"] = "gradient"
-    stem_lr: float = 1.0
+    stem_lr: NotNegative = 1.0
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """The parts of the name with their scopes."""
+        return GRAMMAR.read(self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Schedule:
     """How long, and with which steps of SGD.
 
@@ -117,7 +171,7 @@ class Schedule:
         batch_size: Images of one step, over all processes.
         lr: Learning rate at the start.
         momentum: Of SGD.
-        weight_decay: Of all parameters, but the raw parameter of an orthogonal weight: there it would not shrink the
+        weight_decay: Of all parameters but the raw parameter of an orthogonal weight: there it would not shrink the
             weight, but turn it back to where it started.
         milestones: Epochs after which the rate is multiplied by ``gamma``.
         gamma: See ``milestones``.
@@ -128,21 +182,27 @@ class Schedule:
         label_smoothing: Part of each label that is spread over all classes.
     """
 
-    epochs: int = 350
-    batch_size: int = 128
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    milestones: tuple[int, ...] = (100, 200, 300)
-    gamma: float = 0.1
-    steps: int | None = None
+    epochs: Count = 350
+    batch_size: Count = 128
+    lr: Positive = 0.1
+    momentum: BelowOne = 0.9
+    weight_decay: NotNegative = 5e-4
+    milestones: tuple[Count, ...] = (100, 200, 300)
+    gamma: Positive = 0.1
+    steps: Count | None = None
     fall: Literal["steps", "linear", "cosine"] = "steps"
-    warmup: float = 0.0
+    warmup: BelowOne = 0.0
     nesterov: bool = False
-    label_smoothing: float = 0.0
+    label_smoothing: Fraction = 0.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise ValueError("schedule.nesterov needs a momentum above 0; got schedule.momentum 0.")
+        return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Classification:
     """The whole configuration of one training of a classifier.
 
@@ -160,14 +220,14 @@ class Classification:
         kind: Tells this configuration from those of other experiments in a run's JSON.
     """
 
-    preset: str = "dbn-sprites-small"
+    preset: Text = "dbn-sprites-small"
     scale: Scale = "laptop"
     method: Method = Method()
     data: Data = Data()
     model: Model = Model()
     schedule: Schedule = Schedule()
-    seed: int = 0
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    log_every: int = 50
-    save_every: int = 0
+    seed: Seed = 0
+    precision: Precision = "no"
+    log_every: Count = 50
+    save_every: CountOrZero = 0
     kind: Literal["classification"] = "classification"

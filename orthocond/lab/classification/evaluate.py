@@ -1,24 +1,67 @@
 """How good a trained classifier is: on held-out images, with the statistics it has kept and with fresh ones."""
 
-import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from os import PathLike, fspath
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
-from orthocond.lab.classification.task import evaluate, pipeline
+from orthocond.lab.classification.data import pipeline
+from orthocond.lab.classification.networks.prepare import load_model
 from orthocond.lab.data import Pipeline
-from orthocond.lab.experiments import EVALUATION
-from orthocond.lab.restore import load_model
+from orthocond.lab.progress import Progress, stages
 from orthocond.lab.runs import Run
-from orthocond.lab.runs.files import write_atomically
-from orthocond.lab.runs.metrics import json_safe
+from orthocond.lab.task import Score, write_evaluation
 from orthocond.layers import update_statistics
 from orthocond.monitor import diagnose
 
 _BATCHES = 32  # of training images, from which statistics are taken anew; no more than it was trained for
 _FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
+
+
+class Errors(NamedTuple):
+    """Mean loss, and errors in percent, on held-out images."""
+
+    loss: float
+    error: float
+    top5_error: float
+
+
+@torch.no_grad()
+def score(
+    model: nn.Module,
+    batches: Pipeline,
+    accelerator: Any = None,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> Errors:
+    """Loss and errors of a classifier on held-out images, over all processes.
+
+    Args:
+        model: The classifier; it is in evaluation mode afterwards.
+        batches: The images.
+        accelerator: Of Accelerate, where several processes share the images.
+        layout: Memory format of the images.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    for images, labels in batches.batches():
+        output = model(images.to(device, memory_format=layout)).float()
+        labels = labels.to(device)
+        top = output.topk(min(5, output.shape[1])).indices == labels[:, None]
+        sums += torch.stack(
+            [
+                F.cross_entropy(output, labels, reduction="sum"),
+                top[:, 0].sum(),
+                top.sum(),
+                labels.new_tensor(len(labels)),
+            ]
+        )
+    total, top1, top5, count = (sums if accelerator is None else accelerator.reduce(sums)).tolist()
+    return Errors(total / count, 100 * (1 - top1 / count), 100 * (1 - top5 / count))
 
 
 def recalibrate(model: nn.Module, batches: Pipeline, count: int = _BATCHES) -> None:
@@ -37,34 +80,76 @@ def recalibrate(model: nn.Module, batches: Pipeline, count: int = _BATCHES) -> N
     model.eval()
 
 
-def assess(run: Run, *, root: str | None = None) -> dict[str, Any]:
+def evaluate(
+    run: Run,
+    *,
+    root: str | PathLike[str] | None = None,
+    allow_import: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
     """Evaluate the newest checkpoint of a classifier and write ``evaluation.json`` into its folder.
 
     Args:
         run: The run.
         root: Folder of data sets.
+        allow_import: The function of a user's network that may be imported and called, as the run names it.
+        progress: Called with each stage.
 
     Returns:
         ``step``; ``loss``, ``error`` and ``top5_error`` in percent on held-out images; the same with
-        ``recalibrated_`` before them, after `recalibrate`; and of a network with an SVD layer ``size``, ``rank``,
+        ``recalibrated_`` before them, after `recalibrate`; and for a network with an SVD layer ``size``, ``rank``,
         ``condition``, ``condition_on_range`` and ``eps`` of its covariance on a batch of training images.
 
     Raises:
+        NotAllowedError: If the run names another function.
         RuntimeError: If it has no checkpoint yet.
         ValueError: If it is not the run of a classifier.
     """
-    restored = load_model(run, root=root)
+    enter = stages(progress)
+    restored = load_model(run, root=None if root is None else fspath(root), allow_import=allow_import)
     model, config = restored.model, restored.config
     train = pipeline(config, restored.pair.train, train=True)
     # As in training: normalized by the statistics of the training images.
     held_out = replace(train, data=restored.pair.held_out, train=False)
-    values: dict[str, Any] = {"step": restored.step} | evaluate(model, held_out)._asdict()
+    enter("errors on held-out images")
+    values: dict[str, Any] = {"step": restored.step} | score(model, held_out)._asdict()
+    enter("condition of the SVD layer")
     if restored.network.svd_layer is not None:
         batch = next(iter(train.batches()))
         row = diagnose(model, (batch.images, batch.labels), F.cross_entropy)[restored.network.svd_layer]
         values |= {key: getattr(row, key) for key in _FACTS}
+    enter("errors with statistics taken anew")
     recalibrate(model, train, min(_BATCHES, restored.step))
-    values |= {f"recalibrated_{name}": value for name, value in evaluate(model, held_out)._asdict().items()}
-    text = json.dumps(json_safe(values, EVALUATION), indent=1) + "\n"
-    write_atomically(run.path / EVALUATION, text.encode())
+    values |= {f"recalibrated_{name}": value for name, value in score(model, held_out)._asdict().items()}
+    write_evaluation(run, values)
     return values
+
+
+def scores(evaluation: Mapping[str, Any]) -> list[Score]:
+    """What `evaluate` found, for people."""
+    found = []
+    for prefix, when in (("", "as trained"), ("recalibrated_", "with statistics taken anew")):
+        found += [
+            Score(f"error, {when}", f"{evaluation[prefix + 'error']:.2f} %", "held-out images with a wrong class"),
+            Score(
+                f"top-5 error, {when}",
+                f"{evaluation[prefix + 'top5_error']:.2f} %",
+                "images whose class is not among the first five",
+            ),
+            Score(f"loss, {when}", f"{evaluation[prefix + 'loss']:.4f}", "mean cross-entropy of held-out images"),
+        ]
+    if "rank" in evaluation:
+        found += [
+            Score("rank", f"{evaluation['rank']} of {evaluation['size']}", "directions that the features really have"),
+            Score(
+                "κ(P + εI)",
+                f"{evaluation['condition']:.3g}",
+                f"condition of what the SVD layer takes a root of, ε = {evaluation['eps']:g}",
+            ),
+            Score(
+                "κ on the range",
+                f"{evaluation['condition_on_range']:.3g}",
+                "how unequal the directions are that exist",
+            ),
+        ]
+    return found

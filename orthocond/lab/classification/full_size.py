@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from orthocond.lab.classification.config import Classification, Method, Scale
+from orthocond.lab.classification.config import GRAMMAR, Classification, Method
 from orthocond.lab.classification.networks.build import build
-from orthocond.lab.classification.presets import preset
+from orthocond.lab.classification.presets import PRESETS
+from orthocond.lab.config import Scale
 from orthocond.lab.experiments import Config
-from orthocond.lab.methods import NAMES
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables.comparison import label
 from orthocond.lab.tables.records import Record
-from orthocond.lab.tables.table import Given, Table
+from orthocond.lab.tables.table import Material, Table
 from orthocond.lab.tables.text import grid, write_json
 
 _STEPS = 3
@@ -44,16 +44,16 @@ class Steps(Table):
 
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """One training for each network and method."""
-        return [_config(name, method, batch) for name, _, batch in _NETWORKS for method in NAMES]
+        return [_config(name, method, batch) for name, _, batch in _NETWORKS for method in GRAMMAR.names]
 
-    def write(self, folder: Path, given: Given) -> None:
+    def write(self, folder: Path, material: Material) -> None:
         """Write table.md and table.json."""
         networks = []
         for name, title, batch in _NETWORKS:
-            configs = {method: _config(name, method, batch) for method in NAMES}
-            rows = {m: _row(given.records[c]) for m, c in configs.items() if c in given.records}
+            configs = {method: _config(name, method, batch) for method in GRAMMAR.names}
+            rows = {m: _row(material.records[c]) for m, c in configs.items() if c in material.records}
             networks.append({"preset": name, "title": title, "parameters": _parameters(configs["svd"]), "rows": rows})
-        content = {"table": self.name, "title": self.title, "networks": networks, "remarks": list(given.remarks)}
+        content = {"table": self.name, "title": self.title, "networks": networks, "remarks": list(material.remarks)}
         write_json(content, folder / "table.json")
         write_atomically(folder / "table.md", self._markdown(content).encode())
 
@@ -77,8 +77,8 @@ class Steps(Table):
 
 
 def _config(name: str, method: str, batch: int) -> Classification:
-    config = preset(name, "paper")
-    source = preset(name, "laptop").data.source
+    config = PRESETS[name]["paper"]
+    source = PRESETS[name]["laptop"].data.source
     limit = 1000 if config.model.application == "gcp" else None  # images that are decoded before the first step
     return replace(
         config,

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from orthocond.lab.classification.config import Classification, Data, Model, Scale, Schedule
-from orthocond.lab.data.options import nearest
+from orthocond.lab.classification.config import Classification, Data, Model, Schedule
+from orthocond.lab.config import Scale
 
 _CIFAR = Data(size=32, crop_padding=4)
 # Pixels are averaged 2x2, which makes everything four times as fast; the stem keeps its 64 channels and 27 inputs.
@@ -62,6 +62,22 @@ _GCP = Classification(
     model=Model("resnet18", "gcp", "imagenet"),
     schedule=Schedule(60, 256, weight_decay=1e-4, milestones=(30, 45)),
 )
+# For images of your own: --data DIR.
+_IMAGES = Classification(
+    "dbn-images",
+    "paper",
+    data=Data("images", size=224, resize=256, crop_padding=0),
+    model=Model("resnet50", stem="imagenet"),
+    schedule=Schedule(100, 256, weight_decay=1e-4, milestones=(), fall="cosine", warmup=0.05),
+)
+_SMALL_IMAGES = replace(
+    _IMAGES,
+    scale="laptop",
+    data=Data("images", size=64, resize=72, in_memory=72, crop_padding=0),
+    model=Model("resnet18", stem="imagenet", depths=(1, 1, 1), width=32),
+    schedule=replace(_IMAGES.schedule, epochs=10, batch_size=32),
+    log_every=10,
+)
 
 
 def _convnets(name: str, source: str, epochs: int) -> dict[Scale, Classification]:
@@ -74,7 +90,7 @@ def _convnets(name: str, source: str, epochs: int) -> dict[Scale, Classification
     }
 
 
-_PRESETS: dict[str, dict[Scale, Classification]] = {
+PRESETS: dict[str, dict[Scale, Classification]] = {
     "dbn-cifar10-resnet50": _dbn("dbn-cifar10-resnet50", "cifar10", *_RESNET, epochs=10),
     "dbn-cifar10-convnet": _convnets("dbn-cifar10-convnet", "cifar10", 10),
     "dbn-cifar100-convnet": _convnets("dbn-cifar100-convnet", "cifar100", 20),
@@ -100,43 +116,10 @@ _PRESETS: dict[str, dict[Scale, Classification]] = {
             log_every=20,
         ),
     },
+    "dbn-images": {"paper": _IMAGES, "laptop": _SMALL_IMAGES},
     "dbn-sprites-small": {
         "paper": replace(_SPRITES, scale="paper"),
         "workstation": replace(_SPRITES, scale="workstation"),
         "laptop": _SPRITES,
     },
 }
-
-
-def names() -> tuple[str, ...]:
-    """Names of the presets."""
-    return tuple(_PRESETS)
-
-
-def preset(name: str, scale: Scale = "laptop") -> Classification:
-    """The configuration of a preset.
-
-    ``dbn-…`` replaces the batch normalization after the first convolution by a decorrelated one, ``gcp-…`` average
-    pooling by covariance pooling. At the scale of the paper the numbers are the paper's; at that of a laptop network,
-    images and epochs are small enough for minutes on one core, and the code is the same. The scale workstation has a
-    small network on images of full size, a quarter of an hour on one core. ``dbn-sprites-small`` has one scale, and
-    ``…-convnet`` is no network of the paper: its scale of that name is the one of a workstation.
-
-    Raises:
-        ValueError: If there is no such preset or scale; the text gives the nearest name.
-
-    Example:
-        >>> preset("dbn-cifar100-resnet50", "paper").schedule
-        Schedule(epochs=350, batch_size=128, lr=0.1, momentum=0.9, weight_decay=0.0005, milestones=(100, 200, 300), \
-gamma=0.1, steps=None, fall='steps', warmup=0.0, nesterov=False, label_smoothing=0.0)
-        >>> preset("dbn-cifar100-resnet5")
-        Traceback (most recent call last):
-        ValueError: There is no preset 'dbn-cifar100-resnet5'. Did you mean 'dbn-cifar100-resnet50'? There are: \
-dbn-cifar10-resnet50, dbn-cifar10-convnet, dbn-cifar100-convnet, dbn-cifar100-resnet50, \
-dbn-cifar100-densenet121, dbn-cifar100-mobilenetv2, gcp-imagenet-resnet18, dbn-sprites-small.
-    """
-    if name not in _PRESETS:
-        raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
-    if scale not in _PRESETS[name]:
-        raise ValueError(f"{name} has the scales {', '.join(map(repr, _PRESETS[name]))}; got {scale!r}.")
-    return _PRESETS[name][scale]

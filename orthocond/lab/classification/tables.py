@@ -1,10 +1,9 @@
 """The paper's tables and figures of classifiers (section 6.1, sections 3 and 4, appendix on OLR)."""
 
 from orthocond.lab.classification import paper
-from orthocond.lab.classification.config import Method
+from orthocond.lab.classification.config import GRAMMAR, Method
 from orthocond.lab.classification.figures import conditioning, convergence, learning_rate
-from orthocond.lab.methods import NAMES
-from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, Sketch
+from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, FigurePlan, Measure
 from orthocond.lab.tables.figures import differences
 from orthocond.lab.tables.table import Number, Table
 
@@ -83,7 +82,7 @@ _MAIN = _methods("svd sn ol ow nog olr olr! nog+ow nog+ow+olr nog+ow+olr! ns")
 _CONVERGE = _methods("svd nog olr nog+ow nog+ow+olr ns")
 _SCHEMES = _methods("svd olr nog+ow+olr olr! nog+ow+olr!")
 _BEYOND = _methods("svd ow wi mow bn")
-_ALL = (*map(_method, NAMES), *_methods("olr! nog+ow+olr!"))
+_ALL = (*map(_method, GRAMMAR.names), *_methods("olr! nog+ow+olr!"))
 
 
 def _dbn(label: str, preset: str, numbers: dict[str, Number]) -> Experiment:
@@ -110,20 +109,20 @@ def _decorrelated(
     title: str,
     text: str,
     rows: tuple[Method, ...],
-    figures: tuple[Sketch, ...],
+    figures: tuple[FigurePlan, ...],
     experiments: tuple[Experiment, ...] = (_CIFAR100,),
 ) -> Comparison:
     notes = (*_DBN_KAPPA, *_REFRESHED, *_CONDITION, *_STATISTICS)
     return Comparison(name, title, text, experiments, rows, _ERRORS, _FACTS, figures, notes)
 
 
-def _pooled(name: str, title: str, text: str, figures: tuple[Sketch, ...]) -> Comparison:
+def _pooled(name: str, title: str, text: str, figures: tuple[FigurePlan, ...]) -> Comparison:
     notes = (*_GCP_KAPPA, *_CONDITION, *_STATISTICS)
     return Comparison(name, title, text, (_GCP,), _MAIN, (_TOP1, _TOP5), _FACTS, figures, notes)
 
 
-_DIFFERENCES = Sketch("differences", differences)
-_CONDITIONING = Sketch("conditioning", conditioning)
+_DIFFERENCES = FigurePlan("differences", differences)
+_CONDITIONING = FigurePlan("conditioning", conditioning)
 
 TABLES: tuple[Table, ...] = (
     _decorrelated(
@@ -146,14 +145,14 @@ TABLES: tuple[Table, ...] = (
         "The step length that brings the weight closest to orthogonal, alone and with other treatments: by the exact "
         "minimum, and by the paper's formula.",
         _RATE,
-        (_DIFFERENCES, _CONDITIONING, Sketch("learning-rate", learning_rate, _SCHEMES)),
+        (_DIFFERENCES, _CONDITIONING, FigurePlan("learning-rate", learning_rate, _SCHEMES)),
     ),
     _decorrelated(
         "cifar-resnet50",
         "Decorrelated batch normalization of ResNet-50",
         "All main methods on CIFAR-10 and CIFAR-100.",
         _MAIN,
-        (_DIFFERENCES, Sketch("convergence", convergence, _CONVERGE)),
+        (_DIFFERENCES, FigurePlan("convergence", convergence, _CONVERGE)),
         (_CIFAR10, _CIFAR100),
     ),
     _decorrelated(
@@ -161,7 +160,7 @@ TABLES: tuple[Table, ...] = (
         "Decorrelated batch normalization of DenseNet-121 and MobileNet-v2",
         "All main methods on CIFAR-100.",
         _MAIN,
-        (_DIFFERENCES, Sketch("convergence", convergence, _CONVERGE)),
+        (_DIFFERENCES, FigurePlan("convergence", convergence, _CONVERGE)),
         (_DENSENET, _MOBILENET),
     ),
     _decorrelated(
@@ -172,61 +171,61 @@ TABLES: tuple[Table, ...] = (
         _ALL,
         (
             _DIFFERENCES,
-            Sketch("conditioning-solvers", conditioning, _SOLVERS),
-            Sketch("conditioning-weight", conditioning, _WEIGHT),
-            Sketch("conditioning-gradient", conditioning, _GRADIENT),
-            Sketch("conditioning-lr", conditioning, _RATE),
-            Sketch("conditioning-beyond", conditioning, _BEYOND),
-            Sketch("convergence", convergence, _CONVERGE),
-            Sketch("learning-rate", learning_rate, _SCHEMES),
+            FigurePlan("conditioning-solvers", conditioning, _SOLVERS),
+            FigurePlan("conditioning-weight", conditioning, _WEIGHT),
+            FigurePlan("conditioning-gradient", conditioning, _GRADIENT),
+            FigurePlan("conditioning-lr", conditioning, _RATE),
+            FigurePlan("conditioning-beyond", conditioning, _BEYOND),
+            FigurePlan("convergence", convergence, _CONVERGE),
+            FigurePlan("learning-rate", learning_rate, _SCHEMES),
         ),
     ),
     _pooled(
         "gcp",
         "Global covariance pooling",
         "Decompositions that failed, top-1 and top-5 accuracy.",
-        (_DIFFERENCES, Sketch("conditioning-gcp", conditioning), Sketch("convergence", convergence, _CONVERGE)),
+        (_DIFFERENCES, FigurePlan("conditioning-gcp", conditioning), FigurePlan("convergence", convergence, _CONVERGE)),
     ),
     _decorrelated(
         "conditioning-solvers",
         "Conditioning with and without an SVD layer",
         "Condition numbers during training: decomposition, Newton-Schulz iteration, ordinary batch normalization.",
         _SOLVERS,
-        (Sketch("conditioning-solvers", conditioning),),
+        (FigurePlan("conditioning-solvers", conditioning),),
     ),
     _decorrelated(
         "conditioning-weight",
         "Conditioning under treatments of the weight",
         "Condition numbers during training.",
         _WEIGHT,
-        (Sketch("conditioning-weight", conditioning),),
+        (FigurePlan("conditioning-weight", conditioning),),
     ),
     _decorrelated(
         "conditioning-gradient",
         "Conditioning under treatments of the gradient",
         "Condition numbers during training.",
         _GRADIENT,
-        (Sketch("conditioning-gradient", conditioning),),
+        (FigurePlan("conditioning-gradient", conditioning),),
     ),
     _decorrelated(
         "conditioning-lr",
         "Conditioning under the optimal learning rate",
         "Condition numbers during training; dashed lines are the paper's formula.",
         _RATE,
-        (Sketch("conditioning-lr", conditioning),),
+        (FigurePlan("conditioning-lr", conditioning),),
     ),
     _pooled(
         "conditioning-gcp",
         "Conditioning of covariance pooling",
         "Condition numbers during training.",
-        (Sketch("conditioning-gcp", conditioning),),
+        (FigurePlan("conditioning-gcp", conditioning),),
     ),
     _decorrelated(
         "convergence",
         "Best validation accuracy during training",
         "How fast each method learns, on three networks.",
         _CONVERGE,
-        (Sketch("convergence", convergence),),
+        (FigurePlan("convergence", convergence),),
         (_CIFAR100, _DENSENET, _MOBILENET),
     ),
     _decorrelated(
@@ -235,6 +234,6 @@ TABLES: tuple[Table, ...] = (
         "The step length of the Pre-SVD layer beside the schedule, and how often the optimal learning rate acts: "
         "without it, with plain weight and gradient, with orthogonal ones.",
         _SCHEMES,
-        (Sketch("learning-rate", learning_rate),),
+        (FigurePlan("learning-rate", learning_rate),),
     ),
 )

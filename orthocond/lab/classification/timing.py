@@ -9,22 +9,23 @@ from typing import Any
 
 import torch
 
-from orthocond.lab.bench import bench
+from orthocond.lab.bench import ROUNDS, bench
 from orthocond.lab.classification import paper
-from orthocond.lab.classification.config import Method, Scale
-from orthocond.lab.classification.presets import preset
+from orthocond.lab.classification.config import Method
+from orthocond.lab.classification.presets import PRESETS
+from orthocond.lab.config import Scale
 from orthocond.lab.experiments import Config
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables.comparison import label
 from orthocond.lab.tables.drawing import dress, new_figure, save, title
-from orthocond.lab.tables.table import Given, Table
+from orthocond.lab.tables.table import Material, Table
 from orthocond.lab.tables.text import grid, number, write_json
 
 _PRESET = "dbn-cifar100-resnet50"
 _PARTS = {"forward": "#56B4E9", "backward": "#0072B2", "step": "#E69F00"}
 _NOTES = (
-    "Ours are medians of steps in which the methods take turns, on one batch that stays in memory.",
+    "Ours are medians of steps in which the methods take turns, on sprites of the same size.",
     "NOG and OLR act in the step of the optimizer, which the paper counts as backward pass: compare its backward pass "
     "with our backward pass and step together.",
     "The paper's times are of an RTX A6000; compare ratios to SVD, not milliseconds.",
@@ -43,35 +44,35 @@ class Timing(Table):
         """None: times are measured, not trained."""
         return []
 
-    def write(self, folder: Path, given: Given) -> None:
+    def write(self, folder: Path, material: Material) -> None:
         """Write table.md, table.json, table.csv and a figure; measure, or take the times of the table that is there."""
         path = folder / "table.json"
-        if given.measure:
-            content = self._measure(given)
+        if material.measure:
+            content = self._measure(material)
         elif path.exists():
             content = json.loads(path.read_text())
         else:
-            raise FileNotFoundError(f"There are no times in {path}; measure them with train=True.")
+            raise FileNotFoundError(f"There are no times in {path}; leave --no-train out to measure them.")
         write_json(content, path)
         write_atomically(folder / "table.csv", _csv(content["rows"]).encode())
         write_atomically(folder / "table.md", _markdown(content).encode())
         save(_figure(content), folder / "time")
 
-    def _measure(self, given: Given) -> dict[str, Any]:
-        config = preset(_PRESET, given.scale)
+    def _measure(self, material: Material) -> dict[str, Any]:
+        config = PRESETS[_PRESET][material.scale]
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         # A step at the paper's scale takes a CPU many seconds.
-        repeats = 3 if given.scale == "paper" and device.type == "cpu" else 20
+        repeats = 1 if material.scale == "paper" and device.type == "cpu" else 10
 
         def progress(done: int, rounds: int) -> None:
-            if given.progress is not None:
-                given.progress(0, Progress(done, rounds, {}))
+            if material.progress is not None:
+                material.progress(0, Progress(done, rounds, {}))
 
         times = bench(config, list(paper.MILLISECONDS), repeats=repeats, progress=progress)
         rows: list[dict[str, Any]] = []
-        for name, found in times.items():
-            forward, backward = paper.MILLISECONDS[name]
-            ours = {"forward": found.forward, "backward": found.backward, "step": found.step, "total": found.total}
+        for name, (forward, backward) in paper.MILLISECONDS.items():
+            found = times[name]
+            ours = found.parts | {"total": found.total}
             theirs = {"forward": forward, "backward": backward, "total": forward + backward}
             rows.append({"method": name, "label": label(Method(name)), "ours": ours, "paper": theirs})
         for side in ("ours", "paper"):
@@ -82,11 +83,11 @@ class Timing(Table):
             "table": self.name,
             "title": self.title,
             "text": self.text,
-            "scale": given.scale,
+            "scale": material.scale,
             "device": device.type,
-            "threads": torch.get_num_threads(),
+            "threads": 1,
             "batch_size": config.schedule.batch_size,
-            "repeats": repeats,
+            "repeats": ROUNDS * repeats,
             "rows": rows,
         }
 

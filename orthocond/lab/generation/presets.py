@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from orthocond.lab.classification.config import Scale
-from orthocond.lab.data.options import nearest
+from orthocond.lab.config import Scale
 from orthocond.lab.generation.config import GanData, GanMethod, GanModel, GanObjective, GanSchedule, Generation
 
 # The paper gives sizes, batch, steps or epochs and numbers of latents; the rest is that of the authors' code.
@@ -19,7 +18,7 @@ _EIGEN_OBJECTIVE = GanObjective(
 )
 _EIGEN_SCHEDULE = GanSchedule(500_000, 128, 1e-4, (0.5, 0.99), ema=0.99117)  # half of it is gone after 10,000 images
 _SIMPLE_OBJECTIVE = GanObjective(discriminator_factor=0.5, penalty="gp", penalty_weight=10.0, penalty_interval=1)
-_SIMPLE_SCHEDULE = GanSchedule(0, 128, 2e-4, (0.5, 0.999), constant=0.5, ema=0.0)
+_SIMPLE_SCHEDULE = GanSchedule(1, 128, 2e-4, (0.5, 0.999), constant=0.5, ema=0.0)
 
 _SMALL_SIMPLE = GanModel(
     channels=(192, 96, 48, 24), blocks="upsample", discriminator_width=24, discriminator_norm=False
@@ -82,43 +81,14 @@ _EIGEN_SPRITES = replace(
     model=GanModel("eigengan", directions=3, noise_dim=16, width=8, max_channels=64, discriminator_width=8),
 )
 
-_PRESETS: dict[str, dict[Scale, Generation]] = {
+PRESETS: dict[str, dict[Scale, Generation]] = {
     "eigengan-animeface": _eigengan("eigengan-animeface", 128, "animeface", "animeface-64"),
     "eigengan-ffhq": _eigengan("eigengan-ffhq", 256, "ffhq", "utkface-128"),
     # 200 epochs of 202,599 images and 400 of 126,227; of CelebA the middle 170 of 178 pixels.
     "gan-celeba": _simple("gan-celeba", 316_400, GanData("celeba", 128, 134), GanData("celeba-10k", 32, 34, flip=True)),
     "gan-church": _simple("gan-church", 394_400, GanData("church", 128), GanData("buildings-64", 32, flip=True)),
+    # For images of your own: --data DIR.
+    "gan-images": _simple("gan-images", 200_000, GanData("images", 128), GanData("images", 32, flip=True)),
     "gan-sprites": {"paper": replace(_SPRITES, scale="paper"), "laptop": _SPRITES},
     "eigengan-sprites": {"paper": replace(_EIGEN_SPRITES, scale="paper"), "laptop": _EIGEN_SPRITES},
 }
-
-
-def names() -> tuple[str, ...]:
-    """Names of the presets."""
-    return tuple(_PRESETS)
-
-
-def preset(name: str, scale: Scale = "laptop") -> Generation:
-    """The configuration of a preset.
-
-    ``eigengan-…`` has a subspace in every layer, and its own orthogonality loss as the method; ``gan-…`` is the vanilla
-    GAN. At the scale of the paper the numbers are the paper's and, where it is silent, those of its authors' code; at
-    that of a laptop networks, images and steps are small enough for minutes on one core, and the code is the same. The
-    presets of sprites have one scale.
-
-    Raises:
-        ValueError: If there is no such preset or scale; the text gives the nearest name.
-
-    Example:
-        >>> preset("gan-celeba", "paper").schedule
-        GanSchedule(steps=316400, batch_size=128, lr=0.0002, betas=(0.5, 0.999), constant=0.5, ema=0.0)
-        >>> preset("gan-celeb")
-        Traceback (most recent call last):
-        ValueError: There is no preset 'gan-celeb'. Did you mean 'gan-celeba'? There are: eigengan-animeface, \
-eigengan-ffhq, gan-celeba, gan-church, gan-sprites, eigengan-sprites.
-    """
-    if name not in _PRESETS:
-        raise ValueError(f"There is no preset {name!r}.{nearest(name, names())} There are: {', '.join(names())}.")
-    if scale not in _PRESETS[name]:
-        raise ValueError(f"{name} has the scales {', '.join(map(repr, _PRESETS[name]))}; got {scale!r}.")
-    return _PRESETS[name][scale]

@@ -1,14 +1,13 @@
 """The paper's tables and figures of GANs (section 6.2), and the same methods against true factors of sprites."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from orthocond.lab.classification.config import Scale
+from orthocond.lab.config import Scale, change
 from orthocond.lab.experiments import Config
 from orthocond.lab.generation import paper
-from orthocond.lab.generation.config import GanMethod, Generation
+from orthocond.lab.generation.config import GRAMMAR, GanMethod
 from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
-from orthocond.lab.generation.methods import NAMES
-from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, Sketch
+from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, FigurePlan, Measure
 from orthocond.lab.tables.figures import differences
 from orthocond.lab.tables.table import Table
 
@@ -42,9 +41,8 @@ class GanExperiment(Experiment):
     def config(self, scale: Scale, method: GanMethod, seed: int) -> Config:
         """The configuration of one training."""
         base = self.configure(self.preset, scale)
-        assert isinstance(base, Generation)
-        form = replace(base.method, name=method.name, nog_of=method.nog_of, olr=method.olr)
-        return replace(base, method=form, seed=seed)
+        form = {"method.name": method.name, "method.nog_of": method.nog_of, "method.olr": method.olr}
+        return change(base, form | {"seed": seed})
 
 
 def _methods(text: str) -> tuple[GanMethod, ...]:
@@ -52,7 +50,7 @@ def _methods(text: str) -> tuple[GanMethod, ...]:
 
 
 _AXES, _OWN = "axes", "eigengan"
-_ALL = tuple(map(GanMethod, NAMES))
+_ALL = tuple(map(GanMethod, GRAMMAR.names))
 _FORMS = (
     GanMethod("nog", nog_of="update"),
     GanMethod("nog+olr", nog_of="update"),
@@ -140,20 +138,20 @@ _EIGEN_NOTES = (
     "EigenGAN has an orthogonality loss of its own (OL), the baseline; all other rows are without it, as in the paper.",
 )
 
-_DIFFERENCES = Sketch("differences", differences)
-_WEIGHT_CONDITION = Sketch("weight-condition", weight_condition)
+_DIFFERENCES = FigurePlan("differences", differences)
+_WEIGHT_CONDITION = FigurePlan("weight-condition", weight_condition)
 
 
-def _traversals(preset: str) -> Sketch:
-    return Sketch(f"traversals-{preset}", traversals(preset), of_checkpoints=True)
+def _traversals(preset: str) -> FigurePlan:
+    return FigurePlan(f"traversals-{preset}", traversals(preset), of_checkpoints=True)
 
 
 def _sprites(name: str, title: str, directions: str, baseline: str) -> Comparison:
     figures = (
         _DIFFERENCES,
         _WEIGHT_CONDITION,
-        Sketch("effects", effect_matrices(directions)),
-        Sketch("predictability", predictability_and_truth(directions)),
+        FigurePlan("effects", effect_matrices(directions)),
+        FigurePlan("predictability", predictability_and_truth(directions)),
         _traversals(name),
     )
     return Comparison(

@@ -1,11 +1,13 @@
 """The runs in a folder: find them, name them, and make each configuration's run once."""
 
+import os
 import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from warnings import warn
 
+from orthocond.lab.data.options import nearest
 from orthocond.lab.experiments import Config, read_config
 from orthocond.lab.runs.files import locked
 from orthocond.lab.runs.folder import Run
@@ -50,7 +52,8 @@ def name_of(config: Config) -> str:
     method = config.method
     form = f"-{method.olr}" if "olr" in method.name and method.olr != "exact" else ""
     form += f"-{method.nog_of}" if "nog" in method.name and method.nog_of != "gradient" else ""
-    return f"{config.preset}-{method.name}{form}-seed{config.seed}"
+    name = method.name.replace("@", "-")
+    return f"{config.preset}-{name}{form}-seed{config.seed}"
 
 
 def open_or_create(root: str | PathLike[str], config: Config) -> Run:
@@ -63,5 +66,29 @@ def open_or_create(root: str | PathLike[str], config: Config) -> Run:
         RuntimeError: If another process holds the folder's lock for a minute.
     """
     with locked(Path(root)):
-        same = [run for run, other in find_runs(root) if other == config]
+        same = runs_with(config, root)
         return same[-1] if same else Run.create(root, name_of(config), config)
+
+
+def runs_with(config: Config, root: str | PathLike[str]) -> list[Run]:
+    """The runs in a folder that have a configuration, in the order of their numbers."""
+    return [run for run, other in find_runs(root) if other == config]
+
+
+def find_run(name: str | PathLike[str], root: str | PathLike[str] = "runs") -> Path:
+    """The folder of a run by its path, by its name in ``root``, or by its number there.
+
+    Raises:
+        FileNotFoundError: If there is none; the text gives the nearest name.
+    """
+    text, runs = os.fspath(name), Path(root)
+    for path in (Path(text), runs / text):
+        if (path / "config.json").is_file():
+            return path
+    found = sorted(runs.iterdir()) if runs.is_dir() else []
+    folders = [p for p in found if re.match(r"\d+-", p.name) and (p / "config.json").is_file()]
+    for path in folders:
+        if text.isdecimal() and int(path.name.partition("-")[0]) == int(text):
+            return path
+    there = nearest(text, [path.name for path in folders]) if folders else " There are none yet."
+    raise FileNotFoundError(f"There is no run {text!r}, neither as a folder nor in {runs}.{there}")

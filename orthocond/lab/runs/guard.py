@@ -132,10 +132,12 @@ class Guard:
         self._run.note(text)
         raise FloatingPointError(text)
 
-    def diagnosis(self, step: int, loss: float) -> str:
+    def diagnosis(self, step: int, loss: float | None = None) -> str:
         """What is known at this moment: loss, entries that are not finite, failures of solvers, condition numbers."""
-        where = "" if not math.isfinite(loss) else f" here on rank {ranks.rank()}, and not finite on another rank"
-        lines = [f"The loss is {loss} at step {step}{where}."]
+        lines = []
+        if loss is not None:
+            where = f" here on rank {ranks.rank()}, and not finite on another rank" if math.isfinite(loss) else ""
+            lines.append(f"The loss is {loss} at step {step}{where}.")
         if self._model is not None:
             lines += _not_finite(self._model)
             lines += _running_covariances(self._model)

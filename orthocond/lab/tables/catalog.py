@@ -6,18 +6,15 @@ from pathlib import Path
 
 from orthocond.lab.classification import full_size, timing
 from orthocond.lab.classification import tables as classification
-from orthocond.lab.classification.config import Scale
-from orthocond.lab.classification.task import load_data
+from orthocond.lab.config import Scale
 from orthocond.lab.data.options import nearest
-from orthocond.lab.experiments import Config
+from orthocond.lab.experiments import Config, task_of
 from orthocond.lab.generation import tables as generation
-from orthocond.lab.generation.config import GanData
-from orthocond.lab.generation.task import load_images
 from orthocond.lab.launch import launch
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs.finding import name_of
 from orthocond.lab.tables.records import Record, gather, keep
-from orthocond.lab.tables.table import Given, Table
+from orthocond.lab.tables.table import Material, Table
 
 TABLES: dict[str, Table] = {
     table.name: table
@@ -121,11 +118,8 @@ def make(
     missing = _missing(configs, found, kept)
     failures: dict[str, str] = {}
     if train and missing:
-        for data in dict.fromkeys(config.data for config in missing):  # so that what is wrong with it is said once
-            if isinstance(data, GanData):
-                load_images(data, data_root)
-            else:
-                load_data(data, data_root)
+        for config in {config.data: config for config in missing}.values():
+            task_of(config).load_data(config, data_root)  # so that what is wrong with it is said once
         outcomes = launch(missing, runs, jobs=jobs, data_root=data_root, progress=progress)
         failures = {o.run.path.name: o.text.strip() for o in outcomes if o.code}
         found, kept = gather(configs, runs, out)
@@ -137,13 +131,13 @@ def make(
             raise RuntimeError(f"All trainings of {name} failed. The first one said:\n{next(iter(failures.values()))}")
         raise FileNotFoundError(
             f"There are no trainings for {name} at scale {scale}, neither in {runs} nor kept in {out}. "
-            "Train them with train=True (on the command line, without --no-train)."
+            "Leave --no-train out to train them (in Python: train=True)."
         )
     keep(records.values(), out)
     folder = Path(out) / (name if scale == "laptop" else f"{name}-{scale}")
     folder.mkdir(parents=True, exist_ok=True)
     remarks = _remarks(configs, records, failures)
-    table.write(folder, Given(scale, seeds, records, train, remarks, progress))
+    table.write(folder, Material(scale, seeds, records, train, remarks, progress))
     return folder
 
 
@@ -186,4 +180,4 @@ def _some(items: list[str]) -> str:
     return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-__all__ = ["TABLES", "Table", "Given", "names", "describe", "plan", "make"]
+__all__ = ["TABLES", "Table", "Material", "names", "describe", "plan", "make"]

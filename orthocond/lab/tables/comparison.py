@@ -8,12 +8,11 @@ from statistics import median
 from typing import Any, Literal
 
 from orthocond.lab import experiments
-from orthocond.lab.classification.config import Scale
-from orthocond.lab.config import to_json
+from orthocond.lab.config import Scale, to_json
 from orthocond.lab.experiments import Config
 from orthocond.lab.tables import statistics
 from orthocond.lab.tables.records import Record
-from orthocond.lab.tables.table import Given, Number, Table
+from orthocond.lab.tables.table import Material, Number, Table
 from orthocond.lab.tables.text import write_text
 
 _LEVEL = 0.05
@@ -131,7 +130,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class FigurePlan:
     """A figure.
 
     Attributes:
@@ -189,7 +188,7 @@ class Comparison(Table):
     rows: tuple[Any, ...]
     measures: tuple[Measure, ...]
     facts: tuple[Fact, ...]
-    figures: tuple[Sketch, ...] = ()
+    figures: tuple[FigurePlan, ...] = ()
     notes: tuple[str, ...] = ()
     baseline: str = "svd"
     label: Callable[[Any], str] = label
@@ -203,24 +202,24 @@ class Comparison(Table):
             for row in self.rows
         ]
 
-    def write(self, folder: Path, given: Given) -> None:
+    def write(self, folder: Path, material: Material) -> None:
         """Write table.md, table.json, table.csv and the figures."""
         from orthocond.lab.tables.drawing import save
 
-        outcomes = [self._outcome(experiment, given) for experiment in self.experiments]
+        outcomes = [self._outcome(experiment, material) for experiment in self.experiments]
         drawn = []
-        for sketch in self.figures:
-            if (figure := sketch.draw(outcomes, sketch.rows or self.rows)) is not None:
-                save(figure, folder / sketch.name)
-                drawn.append(sketch.name)
-            elif sketch.of_checkpoints and (folder / f"{sketch.name}.png").exists():
-                drawn.append(sketch.name)
+        for plan in self.figures:
+            if (figure := plan.draw(outcomes, plan.rows or self.rows)) is not None:
+                save(figure, folder / plan.name)
+                drawn.append(plan.name)
+            elif plan.of_checkpoints and (folder / f"{plan.name}.png").exists():
+                drawn.append(plan.name)
         content = {
             "table": self.name,
             "title": self.title,
             "text": self.text,
-            "scale": given.scale,
-            "seeds": given.seeds,
+            "scale": material.scale,
+            "seeds": material.seeds,
             "baseline": self.baseline,
             "measures": [asdict(measure) for measure in self.measures],
             "facts": [asdict(fact) for fact in self.facts],
@@ -228,22 +227,22 @@ class Comparison(Table):
             "figures": drawn,
             "notes": [
                 *self.notes,
-                *_scale_notes(given.scale),
+                *_scale_notes(material.scale),
                 *_protocols(outcomes),
                 *_unmeasured(outcomes),
                 *_stopped(outcomes),
-                *given.remarks,
+                *material.remarks,
             ],
         }
         write_text(content, folder)
 
-    def _outcome(self, experiment: Experiment, given: Given) -> Outcome:
+    def _outcome(self, experiment: Experiment, material: Material) -> Outcome:
         records: dict[Any, list[Record]] = {}
         rows = []
         for method in self.rows:
-            configs = [experiment.config(given.scale, method, seed) for seed in range(given.seeds)]
-            records[method] = [given.records[config] for config in configs if config in given.records]
-            missing = [config.seed for config in configs if config not in given.records]
+            configs = [experiment.config(material.scale, method, seed) for seed in range(material.seeds)]
+            records[method] = [material.records[config] for config in configs if config in material.records]
+            missing = [config.seed for config in configs if config not in material.records]
             rows.append(self._row(experiment, configs[0].method, records[method]) | {"missing": missing})
         self._compare(rows, experiment.paper_runs)
         summary = {"label": experiment.label, "preset": experiment.preset, "rows": rows}

@@ -12,11 +12,12 @@ from typing import Any
 from warnings import warn
 
 from orthocond.lab.config import to_json
-from orthocond.lab.experiments import EVALUATION, Config, read_config
+from orthocond.lab.experiments import Config, read_config
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import locked, remove_temporaries, write_atomically
 from orthocond.lab.runs.finding import find_runs
 from orthocond.lab.runs.metrics import from_json_safe, json_safe
+from orthocond.lab.task import EVALUATION
 
 _DIGITS = 6  # of each number; enough for a tenth of an image in ten thousand, and a third of the space of all
 

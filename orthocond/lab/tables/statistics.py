@@ -3,6 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
 
 _EXACT_UP_TO = 20  # differences, whose 2^20 signs take a second
 
@@ -30,56 +33,12 @@ class Difference:
 
 def mean(values: Sequence[float]) -> float:
     """The mean, summed without rounding errors that add up."""
-    return math.fsum(values) / len(values)
+    return fmean(values)
 
 
 def std(values: Sequence[float]) -> float | None:
     """The standard deviation of a sample, with n - 1; None of a single value."""
-    if len(values) < 2:
-        return None
-    center = mean(values)
-    return math.sqrt(math.fsum((v - center) ** 2 for v in values) / (len(values) - 1))
-
-
-def student_inside(t: float, degrees: int) -> float:
-    r"""``P(|T| < t)`` of Student's t with an integer number of degrees of freedom.
-
-    With ``θ = atan(t/√ν)`` it is a finite sum: ``sin θ (1 + ½ cos²θ + (1·3)/(2·4) cos⁴θ + …)`` for an even ν, and
-    ``2/π (θ + sin θ (cos θ + ⅔ cos³θ + …))`` for an odd one, up to the power ``ν - 2``.
-
-    Args:
-        t: The bound, at least 0.
-        degrees: The degrees of freedom, at least 1.
-
-    Example:
-        >>> round(student_inside(2.776445, 4), 6)
-        0.95
-    """
-    theta = math.atan(t / math.sqrt(degrees))
-    sine, cosine = math.sin(theta), math.cos(theta)
-    odd = degrees % 2
-    term = total = cosine if odd else 1.0
-    for k in range(2 + odd, degrees - 1, 2):
-        term *= cosine**2 * (k - 1) / k
-        total += term
-    if not odd:
-        return sine * total
-    return 2 / math.pi * (theta + (sine * total if degrees > 1 else 0.0))
-
-
-def student_bound(inside: float, degrees: int) -> float:
-    """The t with ``P(|T| < t) = inside``.
-
-    Example:
-        >>> round(student_bound(0.95, 4), 4)
-        2.7764
-    """
-    low, high = 0.0, 1.0
-    while student_inside(high, degrees) < inside:
-        high *= 2
-    while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if student_inside(middle, degrees) < inside else (low, middle)
-    return middle
+    return stdev(values) if len(values) > 1 else None
 
 
 def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
@@ -125,9 +84,9 @@ def pooled(a: tuple[float, float], b: tuple[float, float], count: int) -> Differ
 
 
 def _student(center: float, error: float, degrees: int, count: int, p_exact: float | None) -> Difference:
-    half = student_bound(0.95, degrees) * error
+    half = float(stdtrit(degrees, 0.975)) * error
     if error > 0:
-        p = 1 - student_inside(abs(center) / error, degrees)
+        p = 2 * float(stdtr(degrees, -abs(center) / error))
     else:
         p = 1.0 if center == 0 else 0.0
     return Difference(center, center - half, center + half, p, p_exact, count)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from orthocond.lab.classification.config import Scale
+from orthocond.lab.config import Scale
 from orthocond.lab.experiments import Config
 from orthocond.lab.progress import Progress
 from orthocond.lab.tables.records import Record
@@ -21,7 +21,7 @@ class Number(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Given:
+class Material:
     """What a table is made of.
 
     Attributes:
@@ -59,12 +59,12 @@ class Table(ABC):
         """The trainings that it needs; none if it measures by itself."""
 
     @abstractmethod
-    def write(self, folder: Path, given: Given) -> None:
+    def write(self, folder: Path, material: Material) -> None:
         """Write its files into a folder that exists.
 
         Args:
             folder: The folder.
-            given: What it is made of; some trainings may be missing.
+            material: What it is made of; some trainings may be missing.
 
         Raises:
             FileNotFoundError: If there is nothing to write.

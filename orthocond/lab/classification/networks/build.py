@@ -1,7 +1,6 @@
 """Networks by name or from a user's factory, with the SVD layer and the layer before it."""
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,11 +12,24 @@ from orthocond.lab.classification.networks.densenet import DenseNet121
 from orthocond.lab.classification.networks.mobilenet import STAGES, MobileNetV2
 from orthocond.lab.classification.networks.resnet import ResNet
 from orthocond.lab.data.options import nearest
-from orthocond.lab.methods import parts, solver
+from orthocond.lab.factories import is_factory, load_factory
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer, convert_batchnorm
+from orthocond.matrix import SVD, Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.monitor import pre_svd_layer
 
-BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2", "convnet")
+_SOLVERS: dict[str, Solver] = {
+    "eigh": Eigh(),
+    "ns": NewtonSchulz(),
+    "ns7": NewtonSchulz(steps=7),
+    "ns20": NewtonSchulz(steps=20),
+    "pade": Pade(),
+    "taylor": Taylor(),
+    "svd-plain": SVD(gradient="plain"),
+    "svd-truncated": SVD(gradient="truncated"),
+    "svd-top": SVD(gradient="top"),
+    "svd-taylor": SVD(gradient="taylor"),
+    "svd-pade": SVD(gradient="pade"),
+}
 
 
 class Network(NamedTuple):
@@ -62,17 +74,10 @@ def _whiten_all(module: nn.Module, model: Model, method: Method) -> None:
 
 
 def _build(model: Model, method: Method, classes: int, batch: Tensor) -> Network:
-    plain = "bn" in parts(method.name)
-    if ":" in model.name:
+    plain = "bn" in method.parts
+    if is_factory(model.name):
         return _of_user(model, method, classes, batch, plain)
-    if model.name not in BACKBONES:
-        raise ValueError(
-            f"There is no network {model.name!r}.{nearest(model.name, BACKBONES)} There are: {', '.join(BACKBONES)}, "
-            "and package.module:function of your own."
-        )
     if model.application == "gcp":
-        if not model.name.startswith("resnet"):
-            raise ValueError(f"Covariance pooling is built into the ResNets; {model.name} has none.")
         pool = None if plain else CovariancePool2d(solver=solver(method))
         return Network(_resnet(model, classes, nn.BatchNorm2d, pool), *((None, None) if plain else _PLACES["gcp"]))
     norm: Callable[[int], nn.Module] = nn.BatchNorm2d
@@ -80,6 +85,11 @@ def _build(model: Model, method: Method, classes: int, batch: Tensor) -> Network
         norm = functools.partial(DecorrelatedBatchNorm2d, eps=model.eps, solver=solver(method))
     svd_layer, pre_svd = _PLACES[model.name.rstrip("0123456789")]
     return Network(_backbone(model, classes, norm), None if plain else svd_layer, pre_svd)
+
+
+def solver(method: Method) -> Solver:
+    """How the SVD layer computes its roots."""
+    return _SOLVERS["ns" if "ns" in method.parts and not method.solver.startswith("ns") else method.solver]
 
 
 # The SVD layer and the layer before it.
@@ -148,22 +158,3 @@ def _of_user(model: Model, method: Method, classes: int, batch: Tensor, plain: b
     if pre_svd not in layers:
         raise ValueError(f"{model.name} has no layer {pre_svd!r}.{nearest(pre_svd, layers)}")
     return Network(module, None if plain else name, pre_svd)
-
-
-def load_factory(name: str) -> Callable[..., nn.Module]:
-    """The function that ``package.module:function`` names.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except ImportError as error:
-        raise ValueError(
-            f"--model.name {name}: there is no module {module} ({error}). Give package.module:function of a module "
-            "that Python finds, for example one in the current directory."
-        ) from error
-    except AttributeError as error:
-        raise ValueError(f"--model.name {name}: {module} has no {function}.") from error
-    return found

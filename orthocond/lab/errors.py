@@ -1,0 +1,50 @@
+"""What is said to people when something goes wrong, and the exit code that goes with it: one message, no traceback."""
+
+from orthocond.lab.factories import NotAllowedError
+from orthocond.lab.text import printable
+
+# What the lab needs beyond torch: a missing one has one remedy.
+_EXTRAS = (
+    *("accelerate", "cyclopts", "datasets", "matplotlib", "numpy", "PIL"),
+    *("pooch", "pydantic", "rich", "safetensors", "scipy"),
+)
+EXPECTED = (
+    *(FloatingPointError, ModuleNotFoundError, MemoryError, KeyboardInterrupt),
+    *(OSError, ValueError, TypeError, RuntimeError, ImportError, OverflowError, RecursionError),
+)
+"""The errors that have a message for people; any other is a bug and keeps its traceback."""
+
+
+class UsageError(ValueError):
+    """What was typed cannot be meant; the text says what can."""
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """A message for people, and an exit code.
+
+    ====  ==============================================================
+    1     data that is missing or broken, a full disk, a missing package
+    2     a value that cannot be meant
+    3     a training that diverged
+    130   Ctrl-C
+    ====  ==============================================================
+
+    Args:
+        error: One of `EXPECTED`.
+
+    Example:
+        >>> explain(UsageError("There is no run 7.")), explain(KeyboardInterrupt())
+        (('There is no run 7.', 2), ('Stopped.', 130))
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "Stopped.", 130
+    text = printable(str(error).strip() or type(error).__name__)
+    if isinstance(error, (UsageError, NotAllowedError)):
+        return text, 2
+    if isinstance(error, FloatingPointError):
+        return text, 3
+    if isinstance(error, MemoryError) or "not enough memory" in text or "DefaultCPUAllocator" in text:
+        return f"The memory is not enough: {text}. Use a smaller batch, smaller images or a smaller network.", 1
+    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").partition(".")[0]) in _EXTRAS:
+        return f'{name} is not installed: pip install "orthocond[lab]"', 1
+    return text, 1

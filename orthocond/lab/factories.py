@@ -1,0 +1,56 @@
+"""Networks that users name by ``package.module:function``: imported and called only if they were asked for."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class NotAllowedError(ValueError):
+    """A run folder names code that nobody has asked for."""
+
+
+def is_factory(name: str) -> bool:
+    """Whether the name of a network is that of a user's function."""
+    return ":" in name
+
+
+def check_import(name: str, allowed: str | None, where: Path) -> None:
+    """Refuse to import a function that a run folder names and the user does not.
+
+    A run folder may come from somebody else, and importing a module runs it.
+
+    Args:
+        name: The name of the network in the run's configuration.
+        allowed: The function that the user has named.
+        where: The run folder.
+
+    Raises:
+        NotAllowedError: If the name is that of a function which was not allowed.
+    """
+    if is_factory(name) and name != allowed:
+        raise NotAllowedError(
+            f"{where} has a network of its own: {name} would be imported and called. If you trust it, allow that: "
+            f"--allow-import {name}"
+        )
+
+
+def load_factory(name: str) -> Callable[..., Any]:
+    """The function that ``package.module:function`` names.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"--model.name {name}: there is no module {module} ({error}). Give package.module:function of a module "
+            "that Python finds, for example one in the current directory."
+        ) from error
+    except AttributeError as error:
+        raise ValueError(f"--model.name {name}: {module} has no {function}.") from error
+    if not callable(found):
+        raise ValueError(f"--model.name {name}: {function} of {module} is no function.")
+    return found

@@ -1,0 +1,110 @@
+"""What a step costs: the step of the real loop, methods in turn, medians and ratios."""
+
+import time
+
+import pytest
+import torch
+from gan_helpers import tiny as tiny_gan
+from lab_helpers import tiny
+
+from orthocond.lab import bench
+from orthocond.lab.bench import Ratio, Stepper
+from orthocond.lab.experiments import train
+from orthocond.lab.runs import Run
+from orthocond.steps import NearestOrthogonal
+
+# Values
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Steppers whose measurement number n takes n + 1 seconds in all, of which the optimizer's part is known."""
+    calls = []
+    optimizer = {"nog": 0.5, "hp": 0.3, "none": 0.2}
+
+    class Fake:
+        def __init__(self, config, run):
+            self.name = config.method.name
+            self.task = type("Task", (), {"period": config.objective.penalty_interval})
+
+        def time(self, steps):
+            calls.append((self.name, steps))
+            return {"data": 100.0, "generator": len(calls) - optimizer[self.name], "optimizer": optimizer[self.name]}
+
+    monkeypatch.setattr(bench, "Stepper", Fake)
+    return calls
+
+
+def test_methods_take_turns_by_periods(fake):
+    rounds = []
+    costs = bench.bench(tiny_gan(), ["nog", "hp"], repeats=3, progress=lambda *state: rounds.append(state))
+    assert list(costs) == ["nog", "hp", "none"]
+    assert {steps for _, steps in fake} == {tiny_gan().objective.penalty_interval}
+    names = [name for name, _ in fake]
+    orders = [tuple(names[i : i + 3]) for i in range(0, len(names), 3)]
+    assert {*map(frozenset, orders)} == {frozenset(costs)}  # all of them in each round
+    assert len({*orders[:5]}) > 1
+    assert len(names) == 3 * 5 * 3
+    assert rounds == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_costs_are_medians_and_ratios_are_within_a_repetition(fake):
+    costs = bench.bench(tiny_gan(), ["nog", "hp"], repeats=3)
+    names = [name for name, _ in fake]
+    # The first two of five rounds do not count; of the last three the median is the fourth.
+    seconds = {
+        name: [[n + 1 for n in range(15 * i, 15 * i + 15) if names[n] == name][3] for i in range(3)] for name in costs
+    }
+    low, median, high = sorted(a / b for a, b in zip(seconds["nog"], seconds["none"], strict=True))
+    nog, none = costs["nog"], costs["none"]
+    assert nog.total == pytest.approx(1e3 * sorted(seconds["nog"])[1])
+    assert nog.relative == Ratio(*map(pytest.approx, (median, low, high)))
+    low, median, high = sorted(1 + 0.3 / b for b in seconds["none"])
+    assert nog.parts["optimizer"] == pytest.approx(500)
+    assert nog.by_optimizer == Ratio(*map(pytest.approx, (median, low, high)))
+    assert none.relative == none.by_optimizer == Ratio(1, 1, 1)
+    assert costs["hp"].by_optimizer is None  # it costs more elsewhere
+    assert "data" not in nog.parts
+
+
+@pytest.mark.parametrize("config", [tiny("nog"), tiny_gan("nog")], ids=["classifier", "gan"])
+def test_a_timed_step_is_that_of_the_real_loop(tmp_path, monkeypatch, config):
+    stepper = Stepper(config, run := Run.create(tmp_path, "timed", config))
+    stepper.time(2)
+    real = Run.create(tmp_path, "real", config)
+    monkeypatch.setattr(type(stepper.task), "load_data", lambda config, root: stepper.task.stand_in(config))
+
+    class Stopped(Exception):
+        pass
+
+    def stop(state):
+        if state.step == 2:
+            raise Stopped
+
+    made = []
+    init = type(stepper.task).__init__
+    monkeypatch.setattr(type(stepper.task), "__init__", lambda self, *a: made.append(self) or init(self, *a))
+    with pytest.raises(Stopped):
+        train(config, real, progress=stop)
+    for (name, one), two in zip(stepper.task.module.named_parameters(), made[0].module.parameters(), strict=True):
+        assert torch.equal(one, two), name
+    assert run.metrics() == []
+    assert not any(run.figures.iterdir())
+
+
+def test_the_time_of_the_optimizer_is_that_of_the_treatment_too(tmp_path, monkeypatch):
+    stepper = Stepper(tiny_gan("nog"), Run.create(tmp_path, "timed", tiny_gan("nog")))
+    stepper.time()
+    slow = NearestOrthogonal.nearest
+    monkeypatch.setattr(NearestOrthogonal, "nearest", lambda *args: time.sleep(0.05) or slow(*args))
+    assert stepper.time()["optimizer"] > 0.05
+
+
+# Errors
+
+
+def test_what_cannot_be_timed():
+    with pytest.raises(ValueError, match="at least one repetition"):
+        bench.bench(tiny(), ["svd"], repeats=0)
+    with pytest.raises(ValueError, match="There is no method 'hp'"):
+        bench.bench(tiny(), ["hp"], repeats=1)
