@@ -294,7 +294,7 @@ def effect_sizes(
         step: s in sigma of the prior: small for the local effect, 2 or 3 for the effect of a traversal.
         mask: Region, a mask ``(H, W)`` or ``(center_row, center_col, height, width)``: only its pixels count.
         batch_size: Images in one call of the generator.
-        seed: Of the latents that are sampled.
+        seed: Seed of the latents that are sampled.
 
     Returns:
         ``(k,)``.

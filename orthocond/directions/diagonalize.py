@@ -11,7 +11,7 @@ from orthocond.directions.basis import TIE_TOL, with_positive_largest
 from orthocond.matrix.decompose import eigh
 from orthocond.matrix.symmetric import symmetric_part
 
-_MOST_STEPS = 400
+_MOST_STEPS = 300
 _LEAST_PROGRESS = 1e-12  # of the energy, in one step: below it rounding decides
 _HALVINGS = 20
 
@@ -43,7 +43,7 @@ def jointly_diagonalize(
     matrices: Tensor,
     weights: Tensor | None = None,
     *,
-    starts: int = 2,
+    starts: int = 3,
     tol: float = 1e-4,
     tie_tol: float = TIE_TOL,
     seed: int = 0,

@@ -100,7 +100,7 @@ def _projection(layer: Projection) -> Tensor:
         return layer.weight.detach().transpose(0, 1).flatten(1).mT
     raise TypeError(
         f"sefa needs a Linear, a convolution or a matrix (outputs, z_dim); got {type(layer).__name__}. "
-        "Of a generator, pass the first layer that the latent goes through."
+        "If you have a generator, pass the first layer that the latent goes through."
     )
 
 

@@ -227,10 +227,10 @@ def jacobian_directions(
         derivative: ``"forward"``; ``"reverse"``, twice backward, for generators with parts that have no forward rule;
             ``"difference"``, central differences; or ``"auto"``: the first of them that works, with a warning if it is
             the last.
-        tol: Of ``"krylov"``: residual of each eigenvector, as a share of the largest eigenvalue.
+        tol: Residual of each eigenvector of ``"krylov"``, as a share of the largest eigenvalue.
         tie_tol: Relative tolerance of ties; see `Directions`.
         batch_size: Images in one call of the generator, counted with their derivatives.
-        seed: Of the latents that are sampled, and of the random start.
+        seed: Seed of the latents that are sampled, and of the random start.
 
     Returns:
         Directions in the dtype of the latents, at least float32.

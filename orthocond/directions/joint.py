@@ -59,7 +59,7 @@ def joint_directions(
     normalize: str = "trace",
     weights: Tensor | None = None,
     blocks: Sequence[int] | None = None,
-    starts: int = 2,
+    starts: int = 3,
     derivative: str = "auto",
     tie_tol: float = TIE_TOL,
     batch_size: int = 64,
@@ -96,7 +96,7 @@ def joint_directions(
         derivative: As in `jacobian_directions`.
         tie_tol: Relative tolerance of ties; see `jointly_diagonalize`.
         batch_size: Images in one call of the generator, counted with their derivatives.
-        seed: Of the latents that are sampled and of the random starts.
+        seed: Seed of the latents that are sampled and of the random starts.
 
     Returns:
         `JointDirections` with the importance of `jacobian_directions`: the mean squared change of a pixel for one
@@ -181,7 +181,7 @@ def off_diagonal_energy(
         normalize: As in `joint_directions`.
         derivative: As in `jacobian_directions`.
         batch_size: Images in one call of the generator, counted with their derivatives.
-        seed: Of the latents that are sampled.
+        seed: Seed of the latents that are sampled.
 
     Returns:
         A number from 0 to 1.

@@ -155,14 +155,14 @@ def region_directions(
         mask: Region: ``(H, W)`` of zeros and ones, or ``(center_row, center_col, height, width)`` in pixels.
         method: ``"lowrank"`` or ``"resefa"``.
         k: How many directions; None for all that there are.
-        sparsity: Of ``"lowrank"``: weight of the sparse part; None takes :math:`2 / \sqrt{d}`.
-        relax: Of ``"lowrank"``: dimensions added to the null space, for more freedom and more change of the rest.
-        ridge: Of ``"resefa"``: r. With 0, as the authors offer too, dead latents make the quotient infinite.
+        sparsity: Weight of the sparse part of ``"lowrank"``; None takes :math:`2 / \sqrt{d}`.
+        relax: Dimensions added to the null space of ``"lowrank"``, for more freedom and more change of the rest.
+        ridge: The r of ``"resefa"``. With 0, as the authors offer too, dead latents make the quotient infinite.
         gray: Whether to average colors first.
         derivative: As in `jacobian_directions`.
         tie_tol: Relative tolerance of ties; see `Directions`.
         batch_size: Images in one call of the generator, counted with their derivatives.
-        seed: Of the latents that are sampled.
+        seed: Seed of the latents that are sampled.
 
     Returns:
         Directions in the dtype of the latents, at least float32.

@@ -37,7 +37,7 @@ def traverse(
         mode: ``"add"`` moves away from the latent, as SeFa does, so that step 0 is its own image. ``"set"`` sets the
             coordinate along the direction to a, as EigenGAN and the paper's figures do: all samples have the same one.
         batch_size: Images in one call of the generator.
-        seed: Of the latents that are sampled.
+        seed: Seed of the latents that are sampled.
 
     Returns:
         Images ``(directions, samples, steps, C, H, W)``; see `grid`, `strip`, `compare` and `gif`.
