@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond.lab.data.options import nearest
-from orthocond.steps import NearestOrthogonal, OptimalLR, Treatment, treat
+from orthocond.steps import NearestOrthogonal, OptimalLR, RandomLR, Stiefel, Treatment, treat
 from orthocond.weights import orthogonal, orthogonality_loss, patch_covariance, spectral, whitening_init_
 
 Slot = Literal["network", "weight", "gradient", "step", "rival"]
@@ -24,10 +24,12 @@ _SLOTS: dict[Slot, str] = {
     "step": "treatment of the step length",
     "rival": "rival",
 }
-ALL = "all"
-"""The scope of a part that acts on all layers with a weight: ``nog@all``."""
+ALL, INNER = "all", "inner"
+"""The scopes of a part that acts on all convolutions and linear layers, or on all convolutions but the treated layers
+themselves: ``nog@all``, ``nog@inner``."""
 
-_OWN_METRIC = ("ow", "mow")  # decay of the raw parameter would turn these weights back to where they started
+# Decay of the raw parameter would turn these weights back to where they started, or do nothing.
+_OWN_METRIC = ("ow", "mow", "stiefel")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Part:
         slot: What it acts on; a method has at most one part for each slot.
         text: What it does.
         only_with: The parts that may stand beside it; None for all of other slots.
-        scoped: Whether ``@all`` may follow its name.
+        scoped: Whether ``@all`` or ``@inner`` may follow its name.
     """
 
     name: str
@@ -61,8 +63,15 @@ PARTS: dict[str, Part] = {
         Part("ow", "weight", "an orthogonal weight"),
         Part("wi", "weight", "a weight that starts by whitening its input (beyond the paper)"),
         Part("mow", "weight", "a weight that is orthogonal in the metric of its input (beyond the paper)"),
+        Part(
+            "stiefel",
+            "weight",
+            "an orthogonal weight that takes orthogonal steps (beyond the paper)",
+            only_with=("svd", "ns", "hp", "orojar", "lvp"),
+        ),
         Part("nog", "gradient", "the nearest orthogonal gradient", scoped=True),
         Part("olr", "step", "the step length that brings the weight closest to orthogonal", scoped=True),
+        Part("short", "step", "steps that are shortened at random, the control of OLR"),
         Part("hp", "rival", "the Hessian Penalty: latents that act on the image apart from each other"),
         Part(
             "orojar",
@@ -111,9 +120,9 @@ class Grammar:
             if part not in self.parts:
                 known = ", ".join(self.parts)
                 raise ValueError(f"There is no method {part!r}.{nearest(part, self.parts)} There are: {known}.")
-            if at and (scope != ALL or not PARTS[part].scoped):
-                scoped = ", ".join(f"{p}@{ALL}" for p in self.parts if PARTS[p].scoped)
-                raise ValueError(f"{word!r} has no such layers; with all layers there are: {scoped}.")
+            if at and (scope not in (ALL, INNER) or not PARTS[part].scoped):
+                scoped = ", ".join(f"{p}@{s}" for p in self.parts if PARTS[p].scoped for s in (ALL, INNER))
+                raise ValueError(f"{word!r} has no such layers; there are: {scoped}.")
             if part in found:
                 raise ValueError(f"Each treatment counts once; got {name!r}.")
             found[part] = scope or None
@@ -153,6 +162,12 @@ class Method(Protocol):
     def olr(self) -> str: ...
     @property
     def nog_of(self) -> str: ...
+    @property
+    def nog_scale(self) -> str | None: ...
+    @property
+    def short(self) -> tuple[float, float]: ...
+    @property
+    def stiefel_scale(self) -> float: ...
     @property
     def ol(self) -> str: ...
     @property
@@ -200,21 +215,32 @@ def treat_steps(
         method: The method.
         layers: The layers of a part without scope.
         optimizer: Their optimizer.
-        model: The model whose convolutions and linear layers are meant by ``@all``.
+        model: The model whose layers are meant by ``@all`` and ``@inner``.
         gain: The multiple of an orthogonal matrix that OLR aims at (see `OptimalLR`); the paper's formula has none.
 
     Returns:
         The treatment, or None if the method has none.
     """
-    gradient = NearestOrthogonal(of=method.nog_of) if "nog" in method.parts else None
-    lr = None
+    if "stiefel" in method.parts:
+        return treat(layers, optimizer, manifold=Stiefel(scale=method.stiefel_scale, gain=gain))
+    gradient = NearestOrthogonal(of=method.nog_of, scale=method.nog_scale) if "nog" in method.parts else None
+    lr: OptimalLR | RandomLR | None = None
+    if "short" in method.parts:
+        lr = RandomLR(*method.short)
     if "olr" in method.parts:
         lr = OptimalLR("paper") if method.olr == "paper" else OptimalLR(method.olr, gain=gain)
     if gradient is None and lr is None:
         return None
+    return treat(scoped_layers(method, layers, model), optimizer, gradient=gradient, lr=lr)
+
+
+def scoped_layers(method: Method, layers: Sequence[nn.Module], model: nn.Module) -> Sequence[nn.Module]:
+    """The layers whose steps a method treats: those given, or the ones that its scope names."""
     if ALL in method.parts.values():
-        layers = [layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
-    return treat(layers, optimizer, gradient=gradient, lr=lr)
+        return [layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    if INNER in method.parts.values():
+        return [m for m in model.modules() if isinstance(m, nn.Conv2d) and not any(m is layer for layer in layers)]
+    return layers
 
 
 def weight_penalty(method: Method, layers: Sequence[nn.Module]) -> Tensor | None:

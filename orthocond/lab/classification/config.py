@@ -23,15 +23,30 @@ from orthocond.lab.factories import is_factory
 from orthocond.lab.methods import Grammar
 
 SolverName = Literal[
-    "eigh", "ns", "ns7", "ns20", "pade", "taylor", "svd-plain", "svd-truncated", "svd-top", "svd-taylor", "svd-pade"
+    "eigh",
+    "ns",
+    "ns7",
+    "ns20",
+    "pade",
+    "taylor",
+    "svd-plain",
+    "svd-truncated",
+    "svd-top",
+    "svd-taylor",
+    "svd-pade",
+    "released-plain",
+    "released-truncated",
+    "released-top",
+    "released-taylor",
+    "released-pade",
 ]
 BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2", "convnet")
 GRAMMAR = Grammar(
-    parts=("bn", "svd", "ns", "sn", "ol", "ow", "wi", "mow", "nog", "olr"),
+    parts=("bn", "svd", "ns", "sn", "ol", "ow", "wi", "mow", "stiefel", "nog", "olr", "short"),
     names=(
         *("bn", "svd", "ns", "sn", "ol", "ow", "nog", "olr"),
         *("nog+sn", "nog+ol", "nog+ow", "nog+olr", "ow+olr", "nog+ow+olr"),
-        *("wi", "mow"),
+        *("wi", "mow", "stiefel"),
     ),
 )
 
@@ -135,16 +150,24 @@ class Method:
     Attributes:
         name: ``bn``, ``svd``, ``ns``, or treatments of the SVD layer's neighbor joined by ``+``: one of ``sn``,
             ``ol``, ``ow``, ``wi``, ``mow`` for the weight, ``nog`` for the gradient, ``olr`` for the step length.
-            ``nog@all`` and ``olr@all`` act on all convolutions and linear layers.
+            ``nog@all`` and ``olr@all`` act on all convolutions and linear layers, ``@inner`` on all convolutions but
+            the first. ``stiefel`` takes orthogonal steps with an orthogonal weight, ``short`` shortens steps at random.
         olr: ``exact`` minimizes the distance to orthogonality over the step, ``newton`` makes one step towards that,
             ``paper`` is the paper's formula.
         ow: ``stiefel``: the matrix of the weight is orthogonal. ``skewconv``: the convolution is, as in the authors'
             release.
-        solver: How roots are computed: ``eigh`` with the exact gradient, Newton-Schulz, or the literature's.
+        solver: How roots are computed: ``eigh`` with the exact gradient, Newton-Schulz with 5, 7 or 20 steps, or the
+            literature's gradients, ``svd-…`` with none between equal eigenvalues, ``released-…`` with what the releases
+            have there.
         ol_weight: Factor of the orthogonality loss.
         ol: ``squared`` is reachable and smooth, ``paper`` the paper's norm.
         nog_of: Whether the ``gradient`` is made orthogonal, as in the paper, or the ``update`` of the optimizer.
+        nog_scale: The length of an orthogonal step: None that of `NearestOrthogonal`, or ``spectral`` and ``rms``, the
+            fixed ones of Muon.
+        short: Occurrence and factor of steps that ``short`` shortens.
+        stiefel_scale: Length of a step of ``stiefel`` in learning rates.
         stem_lr: Factor of the learning rate of the Pre-SVD layer.
+        scope_lr: Factor of the learning rate of the layers that ``@all`` or ``@inner`` names.
     """
 
     name: Annotated[str, AfterValidator(GRAMMAR.check)] = "svd"
@@ -154,7 +177,11 @@ class Method:
     ol_weight: NotNegative = 1e-2
     ol: Literal["squared", "paper"] = "squared"
     nog_of: Literal["gradient", "update"] = "gradient"
+    nog_scale: Literal["spectral", "rms"] | None = None
+    short: tuple[Fraction, Fraction] = (0.9, 0.1)
+    stiefel_scale: Positive = 1.0
     stem_lr: NotNegative = 1.0
+    scope_lr: NotNegative = 1.0
 
     @property
     def parts(self) -> dict[str, str | None]:

@@ -1,7 +1,7 @@
 """What a step of a classifier with an SVD layer is, what it logs and what it remembers (paper: section 6.1)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from orthocond.lab.classification.config import GRAMMAR, Classification, Method
 from orthocond.lab.classification.networks.prepare import prepare
 from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.data import Pair
-from orthocond.lab.methods import is_spared_decay, treat_steps, weight_penalty
+from orthocond.lab.methods import is_spared_decay, scoped_layers, treat_steps, weight_penalty
 from orthocond.lab.synchronize import synchronize
 from orthocond.lab.task import Task
 from orthocond.matrix import solver_failures
@@ -221,10 +221,17 @@ def parameter_groups(
     method: Method, model: nn.Module, layers: list[nn.Module], weight_decay: float
 ) -> list[dict[str, Any]]:
     """All parameters with the weight decay and the factor of the rate that each should have (see `Schedule`)."""
-    stem: list[nn.Parameter] = []
     decay = 0.0 if is_spared_decay(method) else weight_decay
+    groups: list[dict[str, Any]] = []
     if decay != weight_decay or method.stem_lr != 1:
-        stem = [p for layer in layers for p in layer.parameters() if p.ndim > 1]
-    rest = [p for p in model.parameters() if not any(p is q for q in stem)]
-    groups = [{"params": rest, "weight_decay": weight_decay, "factor": 1.0}]
-    return groups + ([{"params": stem, "weight_decay": decay, "factor": method.stem_lr}] if stem else [])
+        groups.append({"params": _matrices(layers), "weight_decay": decay, "factor": method.stem_lr})
+    if method.scope_lr != 1:
+        scope = [layer for layer in scoped_layers(method, [], model) if not any(layer is stem for stem in layers)]
+        groups.append({"params": _matrices(scope), "weight_decay": weight_decay, "factor": method.scope_lr})
+    taken = {id(p) for group in groups for p in group["params"]}
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    return [{"params": rest, "weight_decay": weight_decay, "factor": 1.0}, *(g for g in groups if g["params"])]
+
+
+def _matrices(layers: Sequence[nn.Module]) -> list[nn.Parameter]:
+    return [p for layer in layers for p in layer.parameters() if p.ndim > 1]

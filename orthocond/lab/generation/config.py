@@ -24,8 +24,8 @@ from orthocond.lab.methods import Grammar
 
 NETWORKS = ("simple", "eigengan")
 GRAMMAR = Grammar(
-    parts=("none", "ol", "ow", "nog", "olr", "hp", "orojar", "lvp"),
-    names=("none", "ol", "ow", "nog", "olr", "nog+olr", "hp", "orojar", "lvp"),
+    parts=("none", "ol", "ow", "stiefel", "nog", "olr", "short", "hp", "orojar", "lvp"),
+    names=("none", "ol", "ow", "nog", "olr", "nog+olr", "stiefel", "hp", "orojar", "lvp"),
 )
 
 
@@ -113,6 +113,10 @@ class GanMethod:
         olr_gain: The weight should be this multiple of an orthogonal matrix; None takes its present scale, so that
             only its condition counts. Not for the paper's formula.
         nog_of: Whether the ``gradient`` is made orthogonal, as in the paper, or the ``update`` of the optimizer.
+        nog_scale: The length of an orthogonal step: None that of `NearestOrthogonal`, or ``spectral`` and ``rms``, the
+            fixed ones of Muon.
+        short: Occurrence and factor of steps that ``short`` shortens.
+        stiefel_scale: Length of a step of ``stiefel`` in learning rates; with Adam's rate alone it would be small.
         ol_weight: Factor of the orthogonality loss, summed over the layers; EigenGAN's is 0.5.
         ol: ``squared`` is reachable and smooth, ``paper`` the paper's norm.
         rival: ``paper``: HP and OroJaR by differences, the largest of all values, at the convolutions of the generator,
@@ -129,6 +133,9 @@ class GanMethod:
     olr: Literal["exact", "newton", "paper"] = "exact"
     olr_gain: Positive | None = None
     nog_of: Literal["gradient", "update"] = "gradient"
+    nog_scale: Literal["spectral", "rms"] | None = None
+    short: tuple[Fraction, Fraction] = (0.9, 0.1)
+    stiefel_scale: Positive = 30.0
     ol_weight: NotNegative = 0.5
     ol: Literal["squared", "paper"] = "squared"
     rival: Literal["paper", "image"] = "image"

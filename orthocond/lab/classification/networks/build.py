@@ -17,6 +17,7 @@ from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.monitor import pre_svd_layer
 
+_GRADIENTS = ("plain", "truncated", "top", "taylor", "pade")
 _SOLVERS: dict[str, Solver] = {
     "eigh": Eigh(),
     "ns": NewtonSchulz(),
@@ -24,11 +25,8 @@ _SOLVERS: dict[str, Solver] = {
     "ns20": NewtonSchulz(steps=20),
     "pade": Pade(),
     "taylor": Taylor(),
-    "svd-plain": SVD(gradient="plain"),
-    "svd-truncated": SVD(gradient="truncated"),
-    "svd-top": SVD(gradient="top"),
-    "svd-taylor": SVD(gradient="taylor"),
-    "svd-pade": SVD(gradient="pade"),
+    **{f"svd-{gradient}": SVD(gradient=gradient) for gradient in _GRADIENTS},
+    **{f"released-{gradient}": SVD(gradient=gradient, ties="released") for gradient in _GRADIENTS},
 }
 
 
