@@ -4,6 +4,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import torch
+
 from orthocond.lab import experiments
 from orthocond.lab.classification.config import Classification, Data, Method, Model, Schedule
 from orthocond.lab.runs import Run
@@ -24,6 +27,39 @@ def helpers_path() -> str:
 def train(config, run: Run, **settings) -> int:
     """Train without the evaluation at the end."""
     return experiments.train(config, run, evaluate=False, **settings)
+
+
+class Stopped(Exception):
+    """A training was broken off."""
+
+
+def break_off(step: int):
+    """What breaks a training off after a step, as its progress."""
+
+    def watch(state) -> None:
+        if state.step == step and not state.stage:
+            raise Stopped
+
+    return watch
+
+
+def broken_off(config, run: Run, step: int) -> Run:
+    """The run, broken off after a step and opened again."""
+    with pytest.raises(Stopped):
+        train(config, run, progress=break_off(step))
+    return Run.open(run.path)
+
+
+class NanGradient(torch.autograd.Function):
+    """The identity, whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * float("nan")
 
 
 def tiny(method: str = "nog+ow+olr", **settings) -> Classification:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from data_files import write_tree
-from lab_helpers import TINY, gcp, helpers_path, tiny, train
+from lab_helpers import TINY, NanGradient, broken_off, gcp, helpers_path, tiny, train
 from torch import nn
 
 from orthocond import SkewOrthogonalConv2d, SVDLayer, matrix_view, pre_svd_layer, spectrum
@@ -192,23 +192,12 @@ def test_equal_seeds_give_equal_files(tmp_path):
     assert files(one) != files(other)
 
 
-class Stopped(Exception):
-    pass
-
-
 @pytest.mark.parametrize(("method", "stop"), [("nog+ow+olr", s) for s in (1, 4, 5, 7)] + [("sn", 4), ("mow", 4)])
 def test_resumed_runs_write_the_same_file(tmp_path, method, stop):
     config = tiny(method, save_every=3)
     whole, parts_ = run_of(tmp_path, config), run_of(tmp_path, config)
     train(config, whole)
-
-    def break_off(state):
-        if state.step == stop:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(config, parts_, progress=break_off)
-    again = Run.open(parts_.path)
+    again = broken_off(config, parts_, stop)
     assert train(config, again) == 0
     assert files(again) == files(whole)
     first, second = (run.load().state["model"] for run in (whole, again))
@@ -296,14 +285,7 @@ def test_the_best_error_is_not_the_last_one(tmp_path, monkeypatch):
     run = run_of(tmp_path, config)
     seen = iter(errors)
     monkeypatch.setattr(classification.evaluation, "score", lambda *_: Errors(1.0, next(seen), 0.0))
-
-    def break_off(state):
-        if state.step == 3 * 5 + 1:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(config, run, progress=break_off)
-    assert train(config, Run.open(run.path)) == 0
+    assert train(config, broken_off(config, run, 3 * 5 + 1)) == 0
     assert [m["error"] for m in run.metrics() if "error" in m] == errors
     assert [m["best_error"] for m in run.metrics() if "error" in m] == [50.0, 40.0, 40.0, 40.0]
 
@@ -311,18 +293,8 @@ def test_the_best_error_is_not_the_last_one(tmp_path, monkeypatch):
 def test_a_gradient_that_is_not_finite_stops_with_a_diagnosis(tmp_path, monkeypatch):
     config = tiny("nog", save_every=1)
     run = run_of(tmp_path, config)
-
-    class Bad(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * float("nan")
-
     real = nn.ReLU.forward
-    monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: Bad.apply(real(self, x)))
+    monkeypatch.setattr(nn.ReLU, "forward", lambda self, x: NanGradient.apply(real(self, x)))
     with pytest.raises(FloatingPointError, match=r"NearestOrthogonal needs finite gradients[\s\S]*conv1"):
         train(config, run)
     assert run.load() is None

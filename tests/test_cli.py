@@ -150,14 +150,15 @@ def test_a_file_may_be_json_and_has_the_same_constraints(chosen, tmp_path, capsy
         ("[1, 2]", "needs settings by name"),
         ("3", "needs settings by name"),
         ("[" * 100_000, "is not JSON"),
-        ('{"preset": ["gan-sprites"]}', "A preset needs a name"),
+        ('{"preset": ["gan-sprites"]}', "Preset and scale need names"),
+        ('{"preset": "gan-sprites", "scale": {}}', "Preset and scale need names"),
         ('{"preset": "gan-sprites", "schedule": {"steps": 0}}', "schedule.steps needs at least 1"),
         ('{"preset": "gan-sprites", "schedule": [3]}', "schedule needs the settings of GanSchedule"),
     ):
         file.write_text(text)
         assert main(["train", "--config", str(file)]) == 2
         error = capsys.readouterr().err
-        assert "config.json" in error or "preset" in error
+        assert "config.json" in error or "reset" in error
         assert words in error
     assert main(["train", "--config", str(tmp_path)]) == 2  # a folder
 

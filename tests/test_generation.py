@@ -7,7 +7,7 @@ import pytest
 import torch
 from data_files import write_tree
 from gan_helpers import EIGEN, eigen, tiny
-from lab_helpers import train
+from lab_helpers import NanGradient, train
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
@@ -438,17 +438,8 @@ def test_losses_that_are_not_finite_stop_with_a_diagnosis(tmp_path, monkeypatch)
 
 
 def test_gradients_that_are_not_finite_stop_with_a_diagnosis(tmp_path, monkeypatch):
-    class Bad(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * float("nan")
-
     real = SimpleGenerator.forward
-    monkeypatch.setattr(SimpleGenerator, "forward", lambda self, z: Bad.apply(real(self, z)))
+    monkeypatch.setattr(SimpleGenerator, "forward", lambda self, z: NanGradient.apply(real(self, z)))
     for method, error in (
         ("nog", "NearestOrthogonal needs finite gradients"),
         ("none", "Matrices need finite entries"),

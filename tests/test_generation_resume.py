@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from gan_helpers import eigen, tiny
-from lab_helpers import helpers_path, train
+from lab_helpers import broken_off, helpers_path, train
 
 from orthocond.lab.generation.config import GanObjective
 from orthocond.lab.runs import Run
@@ -28,10 +28,6 @@ def run_of(tmp_path, config, name="tiny"):
 
 def files(run):
     return {p.name: p.read_bytes() for p in [run.path / "metrics.jsonl", *run.figures.iterdir()]}
-
-
-class Stopped(Exception):
-    pass
 
 
 def test_equal_seeds_give_equal_files(tmp_path):
@@ -52,14 +48,7 @@ def test_resumed_runs_write_the_same_files(tmp_path, make, method, stop):
     config = make(method)
     whole, broken = run_of(tmp_path, config), run_of(tmp_path, config)
     train(config, whole)
-
-    def break_off(state):
-        if state.step == stop:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(config, broken, progress=break_off)
-    again = Run.open(broken.path)
+    again = broken_off(config, broken, stop)
     torch.manual_seed(5)
     assert train(config, again) == 0
     assert files(again) == files(whole)
@@ -109,7 +98,7 @@ import sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
 from accelerate import PartialState
 from gan_helpers import eigen, tiny
-from lab_helpers import helpers_path, train
+from lab_helpers import broken_off, helpers_path, train
 from orthocond.lab.runs import Run
 PartialState(cpu=True)
 for config in (eigen("nog+olr"), tiny("ol")):

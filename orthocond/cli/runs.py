@@ -19,7 +19,7 @@ def find_run(name: str | Path, runs: str | Path = "runs") -> Run:
     def path() -> bytes:
         try:
             return str(find(name, runs)).encode()
-        except FileNotFoundError as error:
+        except (OSError, ValueError) as error:  # no such run, or a name that no file can have
             raise UsageError(str(error)) from error
 
     return Run.open(ranks.from_rank_0(path).decode())

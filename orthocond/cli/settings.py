@@ -38,8 +38,8 @@ def find_preset(name: object, scale: object) -> Config:
     Raises:
         UsageError: If there is no such preset or scale; the text gives the nearest name.
     """
-    if not isinstance(name, str):
-        raise UsageError(f"A preset needs a name; got {name!r}.")
+    if not isinstance(name, str) or not isinstance(scale, str):
+        raise UsageError(f"Preset and scale need names; got {name!r} and {scale!r}.")
     try:
         return experiments.preset(name, typing.cast(Scale, scale))
     except ValueError as error:

@@ -1,9 +1,11 @@
 """Networks that users name by ``package.module:function``: imported and called only if they were asked for."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from orthocond.lab.data.options import nearest
 
 
 class NotAllowedError(ValueError):
@@ -13,6 +15,25 @@ class NotAllowedError(ValueError):
 def is_factory(name: str) -> bool:
     """Whether the name of a network is that of a user's function."""
     return ":" in name
+
+
+def check_network(name: str, known: Sequence[str], what: str) -> str:
+    """The name of a network, if it is known or that of a user's function.
+
+    Args:
+        name: The name.
+        known: The names that are known.
+        what: What they are names of.
+
+    Raises:
+        ValueError: If there is none; the text gives the nearest name.
+    """
+    if not is_factory(name) and name not in known:
+        raise ValueError(
+            f"There is no {what} {name!r}.{nearest(name, known)} There are: {', '.join(known)}, and "
+            "package.module:function of your own."
+        )
+    return name
 
 
 def check_import(name: str, allowed: str | None, where: Path) -> None:

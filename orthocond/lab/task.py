@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond.lab.config import Scale
+from orthocond.lab.data import Batch, Pipeline
 from orthocond.lab.methods import Grammar
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
@@ -89,6 +90,7 @@ class Task(ABC, Generic[C]):
         self.data = data
         self.accelerator = accelerator
         self.mark: Callable[[str], None] = lambda _: None
+        self._batches: Iterator[Batch] | None = None
 
     # Before a training
 
@@ -134,6 +136,13 @@ class Task(ABC, Generic[C]):
         Returns:
             The losses by name.
         """
+
+    def next_batch(self, pipeline: Pipeline, step: int) -> Batch:
+        """The batch of a step: from one iterator for an epoch, made anew at its beginning and after resuming."""
+        epoch, index = divmod(step - 1, self.epoch_steps)
+        if index == 0 or self._batches is None:
+            self._batches = pipeline.batches(epoch, index)
+        return next(self._batches)
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -189,19 +198,7 @@ class Task(ABC, Generic[C]):
         allow_import: str | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> dict[str, Any]:
-        """Measure the newest checkpoint of a run and write ``evaluation.json`` into its folder.
-
-        Args:
-            run: The run.
-            root: Folder of data sets.
-            allow_import: The function of a user's network that may be imported and called, as its configuration names
-                it.
-            progress: Called with each stage.
-
-        Raises:
-            RuntimeError: If it has no checkpoint yet.
-            ValueError: If the run is of another kind, or needs an import that was not allowed.
-        """
+        """Measure the newest checkpoint of a run, write ``evaluation.json`` into its folder, and return its content."""
 
     @staticmethod
     @abstractmethod

@@ -18,8 +18,7 @@ from orthocond.lab.config import (
     Seed,
     Text,
 )
-from orthocond.lab.data.options import nearest
-from orthocond.lab.factories import is_factory
+from orthocond.lab.factories import check_network, is_factory
 from orthocond.lab.methods import Grammar
 
 SolverName = Literal[
@@ -41,6 +40,7 @@ SolverName = Literal[
     "released-pade",
 ]
 BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2", "convnet")
+_NetworkName = Annotated[str, AfterValidator(lambda name: check_network(name, BACKBONES, "network"))]
 GRAMMAR = Grammar(
     parts=("bn", "svd", "ns", "sn", "ol", "ow", "wi", "mow", "stiefel", "nog", "olr", "short"),
     names=(
@@ -49,15 +49,6 @@ GRAMMAR = Grammar(
         *("wi", "mow", "stiefel"),
     ),
 )
-
-
-def _known(name: str) -> str:
-    if not is_factory(name) and name not in BACKBONES:
-        raise ValueError(
-            f"There is no network {name!r}.{nearest(name, BACKBONES)} There are: {', '.join(BACKBONES)}, "
-            "and package.module:function of your own."
-        )
-    return name
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -123,7 +114,7 @@ class Model:
             only the one after the first convolution; None for that one alone.
     """
 
-    name: Annotated[str, AfterValidator(_known)] = "resnet50"
+    name: _NetworkName = "resnet50"
     application: Literal["dbn", "gcp"] = "dbn"
     stem: Literal["cifar", "imagenet"] = "cifar"
     depths: tuple[Count, ...] = ()

@@ -38,10 +38,6 @@ _NOTES = (
 class Steps(Table):
     """A few steps of every method on every network of the paper, at its scale whatever scale is asked for."""
 
-    name: str
-    title: str
-    text: str
-
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """One training for each network and method."""
         return [_config(name, method, batch) for name, _, batch in _NETWORKS for method in GRAMMAR.names]

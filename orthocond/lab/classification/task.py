@@ -132,7 +132,10 @@ class ClassificationTask(Task[Classification]):
 
     def step(self, step: int, check: Callable[[Tensor], None]) -> dict[str, Tensor]:
         """One step of SGD."""
-        images, labels = self._batch(step)
+        images, labels = self.next_batch(self.train_batches, step)
+        device = self.accelerator.device
+        images = images.to(device, memory_format=self.layout, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         self.mark("data")
         self.model.train()
         self.stepper.zero_grad()
@@ -146,15 +149,6 @@ class ClassificationTask(Task[Classification]):
         self.stepper.step()
         self.mark("step")
         return {"loss": loss}
-
-    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The batches come from one iterator for an epoch, made anew at its beginning and after resuming."""
-        epoch, index = divmod(step - 1, self.epoch_steps)
-        if index == 0 or not hasattr(self, "batches"):
-            self.batches = self.train_batches.batches(epoch, index)
-        images, labels = next(self.batches)
-        device = self.accelerator.device
-        return images.to(device, memory_format=self.layout, non_blocking=True), labels.to(device, non_blocking=True)
 
     @property
     def failures(self) -> int:

@@ -36,10 +36,6 @@ _NOTES = (
 class Timing(Table):
     """Milliseconds of the parts of a training step, measured when the table is made."""
 
-    name: str
-    title: str
-    text: str
-
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """None: times are measured, not trained."""
         return []

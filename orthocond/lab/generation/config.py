@@ -18,24 +18,15 @@ from orthocond.lab.config import (
     Seed,
     Text,
 )
-from orthocond.lab.data.options import nearest
-from orthocond.lab.factories import is_factory
+from orthocond.lab.factories import check_network
 from orthocond.lab.methods import Grammar
 
 NETWORKS = ("simple", "eigengan")
+_NetworkName = Annotated[str, AfterValidator(lambda name: check_network(name, NETWORKS, "GAN"))]
 GRAMMAR = Grammar(
     parts=("none", "ol", "ow", "stiefel", "nog", "olr", "short", "hp", "orojar", "lvp"),
     names=("none", "ol", "ow", "nog", "olr", "nog+olr", "stiefel", "hp", "orojar", "lvp"),
 )
-
-
-def _known(name: str) -> str:
-    if not is_factory(name) and name not in NETWORKS:
-        raise ValueError(
-            f"There is no GAN {name!r}.{nearest(name, NETWORKS)} There are: {', '.join(NETWORKS)}, and "
-            "package.module:function of your own."
-        )
-    return name
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -88,7 +79,7 @@ class GanModel:
         discriminator_norm: Whether the discriminator of ``simple`` normalizes.
     """
 
-    name: Annotated[str, AfterValidator(_known)] = "simple"
+    name: _NetworkName = "simple"
     z_dim: Count = 30
     directions: Count = 6
     noise_dim: Count = 512

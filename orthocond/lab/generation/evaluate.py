@@ -113,12 +113,14 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure the averaged generator of a run, and draw its traversals into the run's figures.
 
-    For each set of directions (see `own_directions`; at the scale of a laptop, of images other than sprites, the first
-    set only): predictability, activeness, and for sprites the scores against the true factors and their effect matrix,
-    unless fewer than 100 of the images show anything colored. Of the axes also by how much they score above rotated
-    ones: an orthogonal weight alone does not tell them apart. Besides, condition and singular values of the weights
-    that meet the latents; for sprites mean and deviation of the factors beside those of the training images; for other
-    images, or with an extractor, the Fréchet distance.
+    Each set of directions gets predictability and activeness. Sprites also get scores against the true factors and
+    their effect matrix, unless fewer than 100 of the images show anything colored. The axes also get by how much they
+    score above rotated ones: an orthogonal weight alone does not tell them apart. The sets are those of
+    `own_directions`; images other than sprites get the first one only at the scale of a laptop.
+
+    Besides, there are condition and singular values of the weights that meet the latents. Sprites get mean and
+    deviation of the factors beside those of the training images; other images get the Fréchet distance, and so do
+    sprites if there is an extractor.
 
     Args:
         run: The run; it may be unfinished, but needs a checkpoint.

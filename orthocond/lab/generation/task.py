@@ -7,18 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orthocond.gans import (
-    EMA,
-    Hinge,
-    LazyR1,
-    LeastSquares,
-    NonSaturating,
-    Objective,
-    Wasserstein,
-    augment,
-    gradient_penalty,
-    r1,
-)
+from orthocond import gans
 from orthocond.lab.data import ImageData, Pipeline
 from orthocond.lab.data.images import center_crop
 from orthocond.lab.generation import data
@@ -35,12 +24,12 @@ from orthocond.lab.task import Task
 from orthocond.matrix import matrix_view
 from orthocond.matrix.spectra import singular_spectrum
 
-_OBJECTIVES: dict[str, Objective] = {
-    "non-saturating": NonSaturating(),
-    "hinge": Hinge(),
-    "hinge-saturating": Hinge(saturating=True),
-    "least-squares": LeastSquares(),
-    "wasserstein": Wasserstein(),
+_OBJECTIVES: dict[str, gans.Objective] = {
+    "non-saturating": gans.NonSaturating(),
+    "hinge": gans.Hinge(),
+    "hinge-saturating": gans.Hinge(saturating=True),
+    "least-squares": gans.LeastSquares(),
+    "wasserstein": gans.Wasserstein(),
 }
 _STEP, _RIVAL, _PICTURE = 2, 3, 4  # streams of random numbers, beside those of the data
 _ROWS = 8  # of the pictures
@@ -96,10 +85,10 @@ class GenerationTask(Task[Generation]):
         self.treatment = treat_steps(
             config.method, self.layers, self.optimizers[1], model=self.generator, gain=config.method.olr_gain
         )
-        self.ema = EMA(self.generator, decay=schedule.ema)
+        self.ema = gans.EMA(self.generator, decay=schedule.ema)
         self.steppers = accelerator.prepare(*self.optimizers)
         self.objective = _OBJECTIVES[objective.name]
-        self.lazy = LazyR1(objective.penalty_weight, objective.penalty_interval, objective.penalty_scaled)
+        self.lazy = gans.LazyR1(objective.penalty_weight, objective.penalty_interval, objective.penalty_scaled)
         self.period = 1 if objective.penalty == "none" else objective.penalty_interval
 
     @staticmethod
@@ -140,7 +129,8 @@ class GenerationTask(Task[Generation]):
 
     def step(self, step: int, check: Callable[[Tensor], None]) -> dict[str, Tensor]:
         """One step of Adam for each network."""
-        real = self._batch(step)
+        real = self.next_batch(self.pipeline, step).images.to(self.accelerator.device, non_blocking=True)
+        real = center_crop(real, self.config.data.size)
         self.mark("data")
         self.generator.train()
         self.discriminator.train()
@@ -151,14 +141,6 @@ class GenerationTask(Task[Generation]):
         self.ema.update(self.generator)
         self.mark("average")
         return losses
-
-    def _batch(self, step: int) -> Tensor:
-        """The batches come from one iterator for an epoch, made anew at its beginning and after resuming."""
-        epoch, index = divmod(step - 1, self.epoch_steps)
-        if index == 0 or not hasattr(self, "batches"):
-            self.batches = self.pipeline.batches(epoch, index)
-        images = next(self.batches).images.to(self.accelerator.device, non_blocking=True)
-        return center_crop(images, self.config.data.size)
 
     def _own(self, x: Tensor) -> Tensor:
         """What this process has of a whole batch, as the pipeline divides the images."""
@@ -177,7 +159,7 @@ class GenerationTask(Task[Generation]):
             whole = images.new_zeros(len(images) * self.world_size, *images.shape[1:])
             whole[self.rank :: self.world_size] = images
         settings: dict[str, Any] = {"probability": objective.augment_probability, "each": objective.augment_each}
-        return self._own(augment(whole, objective.augment, rng=rng, **settings))
+        return self._own(gans.augment(whole, objective.augment, rng=rng, **settings))
 
     def _step_discriminator(
         self, step: int, real: Tensor, rng: torch.Generator, check: Callable[[Tensor], None]
@@ -202,10 +184,10 @@ class GenerationTask(Task[Generation]):
         """In full precision: the gradients of a gradient are small."""
         kind = self.config.objective.penalty
         if kind == "r1":
-            return r1(self.discriminator, real)
+            return gans.r1(self.discriminator, real)
         whole = len(real) * self.world_size
         t = self._own(torch.rand(whole, 1, 1, 1, generator=rng)).to(real.device)
-        return gradient_penalty(self.discriminator, real, fake, center=float(kind == "gp"), t=t)
+        return gans.gradient_penalty(self.discriminator, real, fake, center=float(kind == "gp"), t=t)
 
     def _step_generator(self, step: int, rng: torch.Generator, check: Callable[[Tensor], None]) -> dict[str, Tensor]:
         z, noise = self._sample(rng)

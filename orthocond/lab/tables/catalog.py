@@ -58,14 +58,7 @@ def plan(
     runs: str | PathLike[str] = "runs",
     out: str | PathLike[str] = "results",
 ) -> list[Config]:
-    """The trainings that `make` would start or continue, in the order in which it reports their progress.
-
-    Args:
-        name: Of the table.
-        scale: ``paper`` or ``laptop``.
-        seeds: How many seeds, from 0.
-        runs: Folder of runs.
-        out: Folder of results.
+    """The trainings that `make` with the same arguments would start or continue, in the order of their progress.
 
     Raises:
         ValueError: If there is no such table, scale, or number of seeds.

@@ -168,9 +168,6 @@ class Comparison(Table):
     Each row is compared with the baseline, seed by seed: equal seeds have equal data in equal order.
 
     Attributes:
-        name: See `Table`.
-        title: See `Table`.
-        text: See `Table`.
         experiments: Its parts, each a table of its own.
         rows: The methods.
         measures: What counts.
@@ -181,9 +178,6 @@ class Comparison(Table):
         label: Gives the name of a method for people.
     """
 
-    name: str
-    title: str
-    text: str
     experiments: tuple[Experiment, ...]
     rows: tuple[Any, ...]
     measures: tuple[Measure, ...]

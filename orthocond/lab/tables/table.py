@@ -41,6 +41,7 @@ class Material:
     progress: Callable[[int, Progress], None] | None = None
 
 
+@dataclass(frozen=True)
 class Table(ABC):
     """A table or figure: to add one, write a subclass or an instance of `Comparison`, and list it in `TABLES`.
 

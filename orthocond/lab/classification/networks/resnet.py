@@ -1,6 +1,7 @@
 """Residual networks for small and large images, with the places of the SVD layers open (paper: section 6.1)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,16 +125,8 @@ def _convolution(in_channels: int, out_channels: int, kernel: int, stride: int =
     return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
 
 
-def resnet18(
-    num_classes: int = 1000,
-    *,
-    stem: str = "imagenet",
-    stem_norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
-    pool: CovariancePool2d | None = None,
-    reduction: int = 256,
-    last_stride: int = 2,
-) -> ResNet:
-    """ResNet-18; the arguments are those of `ResNet`.
+def resnet18(num_classes: int = 1000, **settings: Any) -> ResNet:
+    """ResNet-18; the settings are those of `ResNet`.
 
     Example:
         >>> from orthocond.layers import DecorrelatedBatchNorm2d
@@ -141,41 +134,15 @@ def resnet18(
         >>> model(torch.randn(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    return ResNet(
-        False,
-        (2, 2, 2, 2),
-        num_classes,
-        stem=stem,
-        stem_norm=stem_norm,
-        pool=pool,
-        reduction=reduction,
-        last_stride=last_stride,
-    )
+    return ResNet(False, (2, 2, 2, 2), num_classes, **settings)
 
 
-def resnet50(
-    num_classes: int = 1000,
-    *,
-    stem: str = "imagenet",
-    stem_norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
-    pool: CovariancePool2d | None = None,
-    reduction: int = 256,
-    last_stride: int = 2,
-) -> ResNet:
-    """ResNet-50; the arguments are those of `ResNet`.
+def resnet50(num_classes: int = 1000, **settings: Any) -> ResNet:
+    """ResNet-50; the settings are those of `ResNet`.
 
     Example:
         >>> model = resnet50(10, pool=CovariancePool2d(), last_stride=1)
         >>> model(torch.randn(2, 3, 64, 64)).shape
         torch.Size([2, 10])
     """
-    return ResNet(
-        True,
-        (3, 4, 6, 3),
-        num_classes,
-        stem=stem,
-        stem_norm=stem_norm,
-        pool=pool,
-        reduction=reduction,
-        last_stride=last_stride,
-    )
+    return ResNet(True, (3, 4, 6, 3), num_classes, **settings)
