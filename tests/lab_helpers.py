@@ -1,6 +1,11 @@
 """A configuration that trains in a second."""
 
+import json
 import os
+import signal
+import subprocess
+import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +15,7 @@ import torch
 from orthocond.lab import experiments
 from orthocond.lab.classification.config import Classification, Data, Method, Model, Schedule
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import open_or_create
 
 TINY = Classification(
     data=Data("sprites", size=16, crop_padding=2, flip=True, limit=160, held_out=100),
@@ -48,6 +54,27 @@ def broken_off(config, run: Run, step: int) -> Run:
     with pytest.raises(Stopped):
         train(config, run, progress=break_off(step))
     return Run.open(run.path)
+
+
+def killed_and_interrupted(config, root: Path) -> Run:
+    """A run that was trained by processes of which one was killed and one interrupted, and then to its end."""
+    run = open_or_create(root, config)
+    command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path)]
+    # As many threads as here: another number rounds differently.
+    environment = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    for number, code, least in ((signal.SIGKILL, -9, 10), (signal.SIGINT, 130, 20)):
+        with subprocess.Popen(command, env=environment, **pipes) as process:
+            for line in process.stdout:
+                if json.loads(line)["step"] >= least:
+                    break
+            process.send_signal(number)
+        assert process.returncode == code
+        assert "finished" not in run.metrics()[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the kill may have come in the middle of a checkpoint
+        train(config, Run.open(run.path))
+    return run
 
 
 class NanGradient(torch.autograd.Function):

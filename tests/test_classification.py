@@ -1,16 +1,14 @@
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 from data_files import write_tree
-from lab_helpers import TINY, NanGradient, broken_off, gcp, helpers_path, tiny, train
+from lab_helpers import TINY, NanGradient, broken_off, gcp, helpers_path, killed_and_interrupted, tiny, train
 from torch import nn
 
 from orthocond import SkewOrthogonalConv2d, SVDLayer, matrix_view, pre_svd_layer, spectrum
@@ -27,7 +25,7 @@ from orthocond.lab.experiments import preset, read_config
 from orthocond.lab.launch import launch
 from orthocond.lab.loop import is_divergence
 from orthocond.lab.runs import Run
-from orthocond.lab.runs.finding import find_runs, open_or_create
+from orthocond.lab.runs.finding import find_runs
 from orthocond.layers import DecorrelatedBatchNorm2d
 
 
@@ -404,21 +402,7 @@ def test_killed_and_interrupted_runs_go_on_to_the_same_file(tmp_path):
     config = tiny("nog+ow+olr", save_every=2, schedule=replace(TINY.schedule, epochs=12, milestones=()))
     whole = run_of(tmp_path, config, "whole")
     train(config, whole)
-    run = open_or_create(tmp_path / "killed", config)
-    command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path)]
-    for number, code, least in ((signal.SIGKILL, -9, 10), (signal.SIGINT, 130, 20)):
-        # As many threads as here: another number rounds differently.
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as process:
-            for line in process.stdout:
-                if json.loads(line)["step"] >= least:
-                    break
-            process.send_signal(number)
-        assert process.returncode == code
-        assert "finished" not in run.metrics()[-1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the kill may have come in the middle of a checkpoint
-        train(config, Run.open(run.path))
+    run = killed_and_interrupted(config, tmp_path / "killed")
     assert files(run) == files(whole)
 
 

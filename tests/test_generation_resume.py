@@ -1,22 +1,18 @@
 """GANs that are stopped, killed, divided among processes, in half precision: the same files."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from gan_helpers import eigen, tiny
-from lab_helpers import broken_off, helpers_path, train
+from lab_helpers import broken_off, helpers_path, killed_and_interrupted, train
 
 from orthocond.lab.generation.config import GanObjective
 from orthocond.lab.runs import Run
-from orthocond.lab.runs.finding import open_or_create
 
 # One thread, as in this process: the number of threads changes the order of sums.
 ENVIRONMENT = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
@@ -75,21 +71,7 @@ def test_killed_and_interrupted_runs_go_on_to_the_same_files(tmp_path):
     config = replace(config, schedule=replace(config.schedule, steps=80))
     whole = run_of(tmp_path, config, "whole")
     train(config, whole)
-    run = open_or_create(tmp_path / "killed", config)
-    command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path)]
-    for number, code, least in ((signal.SIGKILL, -9, 10), (signal.SIGINT, 130, 20)):
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT
-        ) as process:
-            for line in process.stdout:
-                if json.loads(line)["step"] >= least:
-                    break
-            process.send_signal(number)
-        assert process.returncode == code
-        assert "finished" not in run.metrics()[-1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the kill may have come in the middle of a checkpoint
-        train(config, Run.open(run.path))
+    run = killed_and_interrupted(config, tmp_path / "killed")
     assert files(run) == files(whole)
 
 
@@ -98,7 +80,7 @@ import sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
 from accelerate import PartialState
 from gan_helpers import eigen, tiny
-from lab_helpers import broken_off, helpers_path, train
+from lab_helpers import train
 from orthocond.lab.runs import Run
 PartialState(cpu=True)
 for config in (eigen("nog+olr"), tiny("ol")):
