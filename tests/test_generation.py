@@ -358,7 +358,7 @@ def test_errors(tmp_path, settings, error):
         (lambda: GanData(resize=8), "data.resize needs at least data.size, 16; got 8"),
         (lambda: GanModel("simpel"), "no GAN 'simpel'. Did you mean 'simple'"),
         (lambda: GanMethod("noog"), "no method 'noog'. Did you mean 'nog'"),
-        (lambda: GanMethod("nog@some"), r"'nog@some' has no such layers.*nog@all, olr@all"),
+        (lambda: GanMethod("nog@some"), r"'nog@some' has no such layers.*nog@all, nog@inner, olr@all"),
         (lambda: GanMethod("nog@all+olr"), "are treated in the same layers"),
     ],
 )

@@ -31,7 +31,8 @@ def list_(what: Literal["presets", "methods", "data", "all"] = "all", /, *, data
         for kind, task in TASKS.items():
             combined = ", ".join(name for name in task.grammar.names if "+" in name)
             parts = [*task.grammar.texts().items(), ("a+b", f"several at once; in the paper: {combined}")]
-            parts.append(("a@all", "in all convolutions and linear layers; for nog and olr"))
+            parts.append(("a@all", "nog or olr in all convolutions and linear layers"))
+            parts.append(("a@inner", "nog or olr in all convolutions but the treated layer"))
             console.print(make_table(f"\nMethods of {_TITLES[kind]}", ("name", "what it does"), parts))
     if what in ("data", "all"):
         from orthocond.lab import data
