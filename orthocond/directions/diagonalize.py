@@ -12,8 +12,7 @@ from orthocond.matrix.decompose import eigh
 from orthocond.matrix.symmetric import symmetric_part
 
 _MOST_STEPS = 300
-_LEAST_PROGRESS = 1e-12  # of the energy, in one step: below it rounding decides
-_HALVINGS = 20
+_HALVINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +149,7 @@ def _descend(a: Tensor, start: Tensor, tol: float) -> tuple[Tensor, float, bool]
     b = _turn(a.transpose(0, 1).contiguous(), start)
     energy = _off(b, total)
     last: tuple[Tensor, Tensor, float] | None = None  # step, angles, and slope along them
+    least = tol**2  # an angle changes the energy by its square
     for _ in range(_MOST_STEPS):
         angles, slopes, gains = _plane_angles(b)
         if float(angles.abs().max()) <= tol or energy == 0:
@@ -157,16 +157,17 @@ def _descend(a: Tensor, start: Tensor, tol: float) -> tuple[Tensor, float, bool]
         step = angles
         if last is not None:
             step = angles + max(0.0, float((slopes * (angles - last[1])).sum()) / last[2]) * last[0]
+            step = step if float((slopes * step).sum()) > 0 else angles
         # The angles of all planes together may overshoot; the best plane alone does not.
         taken = _search(b, step, energy, total) or _search(b, _best_plane(angles, gains), energy, total)
         if taken is None:
             return r, energy, True
         w, b, lower, whole = taken
         progress, energy, r = energy - lower, lower, w @ r
-        if progress < _LEAST_PROGRESS * energy and last is None:
+        if progress < least * energy and last is None:
             return r, energy, True
         slope = float((angles * slopes).sum())
-        last = (step, angles, slope) if whole and slope > 0 and progress >= _LEAST_PROGRESS * energy else None
+        last = (step, angles, slope) if whole and slope > 0 and progress >= least * energy else None
     return r, energy, False
 
 
