@@ -44,6 +44,7 @@ def hooks():
 
 def test_exceptions_leave_the_model_as_it_was():
     model = Net()
+    model.pool.nonfinite = "raise"
     before = hooks()
     with pytest.raises(ValueError, match="finite features"), ConditionMonitor(model):
         model(images() * math.nan)

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from orthocond._checks import all_true, at_least_float32, check_floating, without_autocast
+from orthocond._checks import (
+    all_true,
+    at_least_float32,
+    check_choice,
+    check_floating,
+    in_transform,
+    without_autocast,
+)
 from orthocond.matrix import Eigh, Solver
 from orthocond.matrix.solver import check_solver
 
@@ -30,6 +37,7 @@ class SVDLayer(nn.Module):
 
     Attributes:
         solver: How its matrix roots are computed.
+        nonfinite: What features with NaN or infinity do: ``"propagate"`` to the output, or ``"raise"``.
         observer: A callable that each training forward calls with the covariance ``(*, d, d)`` that the layer
             computed, detached, in float64 and without ridge, unless it is not finite; None calls nothing. It is not
             part of the state: ``state_dict``, ``copy.deepcopy`` and pickle leave it out.
@@ -37,9 +45,11 @@ class SVDLayer(nn.Module):
 
     observer: Observer | None
 
-    def __init__(self, solver: Solver) -> None:
+    def __init__(self, solver: Solver, nonfinite: str) -> None:
         super().__init__()
+        check_choice(nonfinite, f"{type(self).__name__}(nonfinite=...)", ("propagate", "raise"))
         self.solver = check_solver(solver, type(self).__name__)
+        self.nonfinite = nonfinite
         self.observer = None
 
     def _observe(self, covariance: Tensor) -> None:
@@ -48,6 +58,22 @@ class SVDLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "observer": None}
+
+
+class CountingSVDLayer(SVDLayer):
+    """An `SVDLayer` without statistics, which counts the training batches of which an output is NaN."""
+
+    nonfinite_batches: Tensor
+
+    def __init__(self, solver: Solver, nonfinite: str) -> None:
+        super().__init__(solver, nonfinite)
+        self.register_buffer("nonfinite_batches", torch.tensor(0), persistent=False)
+
+    def _count(self, y: Tensor) -> None:
+        if self.training and self.nonfinite == "propagate" and not in_transform():
+            # Without parameters the layer works on any device without being moved there.
+            self.nonfinite_batches = self.nonfinite_batches.to(y.device)
+            self.nonfinite_batches.add_(y.detach().isnan().any())
 
 
 def as_leaf(layer: nn.Module, *inputs: Any) -> Any:
@@ -136,6 +162,17 @@ def with_rank_tolerance(solver: Solver, eps: float, dtype: torch.dtype, size: in
     once = torch.finfo(dtype).eps ** 2 / 12
     sums = 16 * torch.finfo(at_least_float32(dtype)).eps ** 2
     return replace(solver, rank_tol=max(once, sums, size * torch.finfo(torch.float64).eps))
+
+
+def identity_like(a: Tensor) -> Tensor:
+    """The identity ``(n, n)`` with dtype and device of matrices ``(*, n, n)``."""
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+def without_nonfinite(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices ``(*, n, n)`` with the identity for those that are not finite, and which are, ``(*, 1, 1)``."""
+    finite = a.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    return torch.where(finite, a, identity_like(a)), finite
 
 
 def blame_features(x: Tensor, name: str, error: Exception | None = None) -> None:

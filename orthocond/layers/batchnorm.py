@@ -84,12 +84,11 @@ class _DecorrelatedBatchNorm(SVDLayer):
         synchronize: bool = False,
         process_group: Any = None,
     ) -> None:
-        super().__init__(solver)
+        super().__init__(solver, nonfinite)
         name = type(self).__name__
         check_count(num_features, f"{name}(num_features=...)", 1)
         check_groups(num_features, groups, name)
         check_choice(average, f"{name}(average=...)", ("covariance", "whitening"))
-        check_choice(nonfinite, f"{name}(nonfinite=...)", ("propagate", "raise"))
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"{name}(momentum=...) needs a number from 0 to 1, or None; got {momentum!r}.")
         self.num_features = num_features
@@ -99,7 +98,6 @@ class _DecorrelatedBatchNorm(SVDLayer):
         self.track_running_stats = track_running_stats
         self.groups = groups
         self.average = average
-        self.nonfinite = nonfinite
         self.synchronize = synchronize
         self.process_group = process_group
         for parameter, wanted in (("weight", affine), ("bias", affine and bias)):

@@ -7,12 +7,13 @@ from torch import Tensor, fx
 
 from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
+    CountingSVDLayer,
     Observer,
-    SVDLayer,
     as_leaf,
     blame_features,
     check_features,
     with_rank_tolerance,
+    without_nonfinite,
 )
 from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
 from orthocond.matrix.solver import check_solver
@@ -69,7 +70,7 @@ def whiten_color(
     check_choice(per, "whiten_color(per=...)", _PER)
     check_solver(solver, "whiten_color")
     eps = check_not_negative(eps, "whiten_color(eps=...)")
-    return _whiten_color(content, style, alpha, eps, per, solver, "whiten_color", None)
+    return _whiten_color(content, style, alpha, eps, per, solver, "whiten_color", "raise", None)
 
 
 def _whiten_color(
@@ -80,6 +81,7 @@ def _whiten_color(
     per: str,
     solver: Solver,
     name: str,
+    nonfinite: str,
     observe: Observer | None,
 ) -> Tensor:
     _check_pair(content, style, alpha, per, name)
@@ -89,6 +91,12 @@ def _whiten_color(
         if observe is not None:
             observe(covariance)
         size = content.shape[1]
+        finite = None
+        if nonfinite == "propagate":
+            (covariance, finite), (style_covariance, finite_style) = map(
+                without_nonfinite, (covariance, style_covariance)
+            )
+            finite = finite & finite_style
         try:
             inverse = inv_sqrtm(covariance, eps=eps, solver=with_rank_tolerance(solver, eps, content.dtype, size))
             root = sqrtm(style_covariance, eps=eps, solver=with_rank_tolerance(solver, eps, style.dtype, size))
@@ -97,6 +105,8 @@ def _whiten_color(
             blame_features(style, f"The style of {name}", error)
             raise
         color = root @ inverse
+        if finite is not None:
+            color = torch.where(finite, color, torch.nan)
         offset = alpha * (style_mean - color @ mean)
         matrix = add_ridge(alpha * color, 1 - alpha)
         x = content.flatten(2).to(at_least_float32(content.dtype))
@@ -130,18 +140,22 @@ def _moments(x: Tensor, per: str) -> tuple[Tensor, Tensor]:
     return mean, z @ z.mT / z.shape[-1]
 
 
-class WhitenColor2d(SVDLayer):
+class WhitenColor2d(CountingSVDLayer):
     """Whitening and coloring of feature maps: `whiten_color` as a layer without parameters.
+
+    Features with NaN or infinity make the output NaN, with ``per="image"`` only that of their own image, so that a
+    gradient scaler skips the step. The buffer ``nonfinite_batches`` (not in the state) counts such batches of training.
 
     Args:
         alpha: Strength, from 0 (the content as it is) to 1.
         eps: Ridge added to every eigenvalue of both covariances, at least 0.
         per: Whether mean and covariance are those of each ``"image"`` or of the whole ``"batch"``.
         solver: How the roots are computed.
+        nonfinite: What features with NaN or infinity do: ``"propagate"`` to the output, or ``"raise"``.
 
     Raises:
         TypeError: As `whiten_color`.
-        ValueError: As `whiten_color`.
+        ValueError: As `whiten_color`; for features that are not finite only with ``nonfinite="raise"``.
 
     Example:
         >>> layer = WhitenColor2d(alpha=0.6)
@@ -152,8 +166,16 @@ class WhitenColor2d(SVDLayer):
         Song, Sebe, Wang (2022), appendix A.
     """
 
-    def __init__(self, alpha: float = 1.0, eps: float = 1e-5, per: str = "image", solver: Solver = _EIGH) -> None:
-        super().__init__(solver)
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        eps: float = 1e-5,
+        per: str = "image",
+        solver: Solver = _EIGH,
+        *,
+        nonfinite: str = "propagate",
+    ) -> None:
+        super().__init__(solver, nonfinite)
         check_choice(per, "WhitenColor2d(per=...)", _PER)
         self.alpha = alpha
         self.eps = check_not_negative(eps, "WhitenColor2d(eps=...)")
@@ -164,8 +186,11 @@ class WhitenColor2d(SVDLayer):
             return as_leaf(self, content, style)
         check_features(content, "WhitenColor2d(content)", (4,))
         check_features(style, "WhitenColor2d(style)", (4,))
-        arguments = (self.alpha, self.eps, self.per, self.solver, "WhitenColor2d", self._observe)
-        return _whiten_color(content, style, *arguments)
+        arguments = (self.alpha, self.eps, self.per, self.solver, "WhitenColor2d", self.nonfinite, self._observe)
+        y = _whiten_color(content, style, *arguments)
+        self._count(y[..., 0, 0])  # NaN is in all positions or in none
+        return y
 
     def extra_repr(self) -> str:
-        return f"alpha={self.alpha}, eps={self.eps}, per={self.per!r}, solver={self.solver}"
+        text = f"alpha={self.alpha}, eps={self.eps}, per={self.per!r}, solver={self.solver}"
+        return text if self.nonfinite == "propagate" else f"{text}, nonfinite={self.nonfinite!r}"

@@ -7,11 +7,12 @@ from torch import Tensor, fx
 
 from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
 from orthocond.layers.base import (
-    SVDLayer,
+    CountingSVDLayer,
     as_leaf,
     blame_features,
     check_features,
     with_rank_tolerance,
+    without_nonfinite,
 )
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
 from orthocond.matrix.solver import check_solver
@@ -62,7 +63,8 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
     check_choice(output, "covariance_pool(output=...)", _OUTPUTS)
     check_solver(solver, "covariance_pool")
     x = _check_positions(x, "covariance_pool", 3)
-    return _pool(_centered(x, solver), x, output, check_not_negative(eps, "covariance_pool(eps=...)"), solver)
+    eps = check_not_negative(eps, "covariance_pool(eps=...)")
+    return _pool(_centered(x, solver), x, output, eps, solver, "raise")
 
 
 def _check_positions(x: object, name: str, dims: tuple[int, ...] | int) -> Tensor:
@@ -82,10 +84,10 @@ def _centered(x: Tensor, solver: Solver) -> Tensor:
     return (features - features.mean(-1, keepdim=True)) / math.sqrt(features.shape[-1])
 
 
-def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver) -> Tensor:
+def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver, nonfinite: str) -> Tensor:
     with without_autocast(x.device):
         try:
-            root = _root(z, eps, with_rank_tolerance(solver, eps, x.dtype, max(z.shape[1:])))
+            root = _root(z, eps, with_rank_tolerance(solver, eps, x.dtype, max(z.shape[1:])), nonfinite)
         except (ValueError, RuntimeError) as error:
             blame_features(x, "Covariance pooling", error)
             raise
@@ -95,31 +97,43 @@ def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver) -> Tens
         return root.to(x.dtype)
 
 
-def _root(z: Tensor, eps: float, solver: Solver) -> Tensor:
+def _root(z: Tensor, eps: float, solver: Solver, nonfinite: str) -> Tensor:
     """``(Z Zᵀ + eps I)^1/2``, from the smaller of the two products of Z if the solver is exact."""
-    if not isinstance(solver, Eigh) or z.shape[1] <= z.shape[2]:
-        return sqrtm(z @ z.mT, eps=eps, solver=solver)
-    gram = z.mT @ z
+    small = isinstance(solver, Eigh) and z.shape[1] > z.shape[2]
+    gram = z.mT @ z if small else z @ z.mT
+    if nonfinite == "raise":
+        return _root_of(gram, z, eps, solver, small)
+    gram, finite = without_nonfinite(gram)
+    return torch.where(finite, _root_of(gram, z, eps, solver, small), torch.nan)
+
+
+def _root_of(gram: Tensor, z: Tensor, eps: float, solver: Solver, small: bool) -> Tensor:
+    if not small:
+        return sqrtm(gram, eps=eps, solver=solver)
     if eps == 0:
         return z @ inv_sqrtm(gram, solver=solver) @ z.mT
     # sqrt(λ + eps) = sqrt(eps) + λ / (sqrt(λ + eps) + sqrt(eps)), and the left-out directions of P have λ = 0.
     divisor = add_ridge(sqrtm(gram, eps=eps, solver=solver), math.sqrt(eps))
-    return add_ridge(z @ torch.linalg.solve(divisor, z.mT), math.sqrt(eps))
+    return add_ridge(z @ torch.cholesky_solve(z.mT, torch.linalg.cholesky(divisor)), math.sqrt(eps))
 
 
-class CovariancePool2d(SVDLayer):
+class CovariancePool2d(CountingSVDLayer):
     r"""Global covariance pooling of feature maps: `covariance_pool` as a layer, in place of average pooling.
 
     It has no parameters; the 1x1 convolution that usually reduces the channels before it belongs to the model.
+
+    An image with NaN or infinity makes its own output NaN and leaves the other images as they are, so that a gradient
+    scaler skips the step. The buffer ``nonfinite_batches`` (not in the state) counts such batches of training.
 
     Args:
         solver: How the root is computed.
         output: ``"triu"`` for the upper triangle ``(B, d(d+1)/2)``, ``"matrix"`` for ``(B, d, d)``.
         eps: Ridge added to every eigenvalue, at least 0.
+        nonfinite: What an image with NaN or infinity does: ``"propagate"`` it to its output, or ``"raise"``.
 
     Raises:
         TypeError: As `covariance_pool`.
-        ValueError: As `covariance_pool`.
+        ValueError: As `covariance_pool`; for features that are not finite only with ``nonfinite="raise"``.
 
     Example:
         >>> pool = CovariancePool2d(output="matrix")
@@ -133,8 +147,10 @@ class CovariancePool2d(SVDLayer):
         Song, Sebe, Wang (2022), section 6.1 and appendix A.
     """
 
-    def __init__(self, solver: Solver = _EIGH, output: str = "triu", eps: float = 0.0) -> None:
-        super().__init__(solver)
+    def __init__(
+        self, solver: Solver = _EIGH, output: str = "triu", eps: float = 0.0, *, nonfinite: str = "propagate"
+    ) -> None:
+        super().__init__(solver, nonfinite)
         check_choice(output, "CovariancePool2d(output=...)", _OUTPUTS)
         self.output = output
         self.eps = check_not_negative(eps, "CovariancePool2d(eps=...)")
@@ -146,7 +162,10 @@ class CovariancePool2d(SVDLayer):
         if self.training and self.observer is not None:
             with torch.no_grad(), without_autocast(x.device):
                 self._observe((z @ z.mT).double())
-        return _pool(z, x, self.output, self.eps, self.solver)
+        y = _pool(z, x, self.output, self.eps, self.solver, self.nonfinite)
+        self._count(y)
+        return y
 
     def extra_repr(self) -> str:
-        return f"solver={self.solver}, output={self.output!r}, eps={self.eps}"
+        text = f"solver={self.solver}, output={self.output!r}, eps={self.eps}"
+        return text if self.nonfinite == "propagate" else f"{text}, nonfinite={self.nonfinite!r}"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import all_true, at_least_float32, check_count, check_not_negative
-from orthocond.layers.base import affine, blame_features, check_features, flatten, with_rank_tolerance
+from orthocond.layers.base import affine, blame_features, check_features, flatten, identity_like, with_rank_tolerance
 from orthocond.layers.statistics import Moments, moments
 from orthocond.matrix import Eigh, Solver, inv_sqrtm
 from orthocond.matrix.solver import check_solver
@@ -100,7 +100,7 @@ def batch_whitening(found: Moments, dtype: torch.dtype, eps: float, solver: Solv
     covariance = found.covariance
     finite = are_finite(found.mean, covariance)
     solver = with_rank_tolerance(solver, eps, dtype, covariance.shape[-1])
-    whitening = inv_sqrtm(torch.where(finite, covariance, _identity_like(covariance)), eps=eps, solver=solver)
+    whitening = inv_sqrtm(torch.where(finite, covariance, identity_like(covariance)), eps=eps, solver=solver)
     return torch.where(finite, whitening, torch.nan)
 
 
@@ -121,7 +121,7 @@ def stored_whitening(covariance: Tensor, eps: float, solver: Solver, owner: str)
         The whitening matrices in the dtype of the covariance.
     """
     finite = are_finite(covariance)
-    identity = _identity_like(covariance.double())
+    identity = identity_like(covariance.double())
     sound = torch.where(finite, covariance.double(), identity)
     rounding = torch.finfo(covariance.dtype).eps * sound.diagonal(dim1=-2, dim2=-1).amax(-1)
     missing = -torch.linalg.eigvalsh(sound).select(-1, 0)
@@ -140,7 +140,3 @@ def _warn(owner: str, finding: str) -> None:
         "orthocond.update_statistics(model, loader).",
         stacklevel=3,
     )
-
-
-def _identity_like(covariance: Tensor) -> Tensor:
-    return torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
