@@ -9,6 +9,9 @@ from lab_helpers import broken_off, tiny
 
 from orthocond.lab import bench
 from orthocond.lab.bench import Ratio, Stepper
+from orthocond.lab.classification.task import ClassificationTask
+from orthocond.lab.experiments import task_of
+from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.runs import Run
 from orthocond.steps import NearestOrthogonal
 
@@ -22,7 +25,7 @@ def fake(monkeypatch):
     optimizer = {"nog": 0.5, "hp": 0.3, "none": 0.2}
 
     class Fake:
-        def __init__(self, config, run):
+        def __init__(self, task, config, run):
             self.name = config.method.name
             self.task = type("Task", (), {"period": config.objective.penalty_interval})
 
@@ -36,7 +39,9 @@ def fake(monkeypatch):
 
 def test_methods_take_turns_by_periods(fake):
     rounds = []
-    costs = bench.bench(tiny_gan(), ["nog", "hp"], repeats=3, progress=lambda *state: rounds.append(state))
+    costs = bench.bench(
+        GenerationTask, tiny_gan(), ["nog", "hp"], repeats=3, progress=lambda *state: rounds.append(state)
+    )
     assert list(costs) == ["nog", "hp", "none"]
     assert {steps for _, steps in fake} == {tiny_gan().objective.penalty_interval}
     names = [name for name, _ in fake]
@@ -48,7 +53,7 @@ def test_methods_take_turns_by_periods(fake):
 
 
 def test_costs_are_medians_and_ratios_are_within_a_repetition(fake):
-    costs = bench.bench(tiny_gan(), ["nog", "hp"], repeats=3)
+    costs = bench.bench(GenerationTask, tiny_gan(), ["nog", "hp"], repeats=3)
     names = [name for name, _ in fake]
     # The first two of five rounds do not count; of the last three the median is the fourth.
     seconds = {
@@ -68,7 +73,7 @@ def test_costs_are_medians_and_ratios_are_within_a_repetition(fake):
 
 @pytest.mark.parametrize("config", [tiny("nog"), tiny_gan("nog")], ids=["classifier", "gan"])
 def test_a_timed_step_is_that_of_the_real_loop(tmp_path, monkeypatch, config):
-    stepper = Stepper(config, run := Run.create(tmp_path, "timed", config))
+    stepper = Stepper(task_of(config), config, run := Run.create(tmp_path, "timed", config))
     stepper.time(2)
     real = Run.create(tmp_path, "real", config)
     monkeypatch.setattr(type(stepper.task), "load_data", lambda config, root: stepper.task.stand_in(config))
@@ -83,7 +88,7 @@ def test_a_timed_step_is_that_of_the_real_loop(tmp_path, monkeypatch, config):
 
 
 def test_the_time_of_the_optimizer_is_that_of_the_treatment_too(tmp_path, monkeypatch):
-    stepper = Stepper(tiny_gan("nog"), Run.create(tmp_path, "timed", tiny_gan("nog")))
+    stepper = Stepper(GenerationTask, tiny_gan("nog"), Run.create(tmp_path, "timed", tiny_gan("nog")))
     stepper.time()
     slow = NearestOrthogonal.nearest
     monkeypatch.setattr(NearestOrthogonal, "nearest", lambda *args: time.sleep(0.05) or slow(*args))
@@ -95,6 +100,6 @@ def test_the_time_of_the_optimizer_is_that_of_the_treatment_too(tmp_path, monkey
 
 def test_what_cannot_be_timed():
     with pytest.raises(ValueError, match="at least one repetition"):
-        bench.bench(tiny(), ["svd"], repeats=0)
+        bench.bench(ClassificationTask, tiny(), ["svd"], repeats=0)
     with pytest.raises(ValueError, match="There is no method 'hp'"):
-        bench.bench(tiny(), ["hp"], repeats=1)
+        bench.bench(ClassificationTask, tiny(), ["hp"], repeats=1)

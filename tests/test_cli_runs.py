@@ -277,7 +277,7 @@ def test_bench_prints_ratios_and_saves_times(tmp_path, capsys):
 
 
 def test_table_lists_what_there_is(capsys):
-    from orthocond.lab.tables import catalog as tables
+    from orthocond.lab import catalog as tables
 
     assert orthocond("table") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -287,7 +287,7 @@ def test_table_lists_what_there_is(capsys):
 
 @pytest.mark.parametrize(("option", "train"), [("--train", True), ("--no-train", False)])
 def test_table_passes_everything_on_and_prints_the_table(option, train, tmp_path, capsys, monkeypatch):
-    from orthocond.lab.tables import catalog as tables
+    from orthocond.lab import catalog as tables
 
     asked = {}
 

@@ -138,7 +138,7 @@ def test_all_errors_are_named_at_once():
         from_json(Training, {"name": "x", "epochs": 0, "optimizer": {"lr": 0}})
     assert str(caught.value).splitlines() == [
         "epochs needs at least 1; got 0.",
-        "optimizer.lr needs more than 0.0; got 0.",
+        "optimizer.lr needs more than 0; got 0.",
     ]
 
 

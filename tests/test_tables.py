@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
+from orthocond.lab import catalog as tables
 from orthocond.lab.bench import Cost, Ratio
 from orthocond.lab.classification import paper, timing
 from orthocond.lab.classification.config import GRAMMAR, Method
@@ -18,7 +19,6 @@ from orthocond.lab.experiments import preset
 from orthocond.lab.launch import Outcome
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
-from orthocond.lab.tables import catalog as tables
 from orthocond.lab.tables import records
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, label
 
@@ -324,8 +324,8 @@ def test_copies_of_configurations_that_no_longer_exist_stay_and_are_passed_over(
 # Training
 
 
-def _tiny(name, scale):
-    config = preset("dbn-sprites-small", scale)
+def _tiny():
+    config = preset("dbn-sprites-small")
     return replace(
         config,
         data=replace(config.data, limit=32),
@@ -335,7 +335,7 @@ def _tiny(name, scale):
 
 
 def _tiny_table(**settings):
-    experiment = Experiment("sprites", "dbn-sprites-small", configure=_tiny, **settings)
+    experiment = Experiment("sprites", "dbn-sprites-small", {"dbn-sprites-small": {"laptop": _tiny()}}, **settings)
     measure, fact = Measure("error", "Error (%)", "error"), Fact("rank", "rank")
     return Comparison("tiny", "Tiny", "A test.", (experiment,), (Method("svd"), Method("nog")), (measure,), (fact,))
 
@@ -437,7 +437,7 @@ def test_if_all_fail_the_first_one_speaks(tmp_path, monkeypatch):
 
 
 def test_times(tmp_path, monkeypatch):
-    def bench(config, methods, *, repeats, progress):
+    def bench(task, config, methods, *, repeats, progress):
         progress(1, 2)
         steps = {name: 5.0 if "nog" in name else 2.0 for name in methods}
         parts = {name: {"forward": 10.0, "backward": 20.0, "step": step} for name, step in steps.items()}

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from orthocond.lab import catalog as tables
 from orthocond.lab.classification import figures
 from orthocond.lab.classification.config import Method
 from orthocond.lab.experiments import preset
-from orthocond.lab.tables import catalog as tables
 from orthocond.lab.tables import drawing, records
 from orthocond.lab.tables.comparison import Outcome
 from orthocond.lab.tables.figures import differences

@@ -11,6 +11,7 @@ from lab_helpers import train
 from PIL import Image
 from scipy import stats
 
+from orthocond.lab import catalog as tables
 from orthocond.lab.data import FACTORS
 from orthocond.lab.experiments import preset
 from orthocond.lab.generation import evaluate as gan_evaluate
@@ -20,7 +21,6 @@ from orthocond.lab.generation.config import GRAMMAR, GanMethod
 from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
 from orthocond.lab.generation.tables import GanExperiment, label
 from orthocond.lab.runs import Run
-from orthocond.lab.tables import catalog as tables
 from orthocond.lab.tables.comparison import Comparison, Fact, FigurePlan, Measure
 from orthocond.metrics import VariationalPredictability
 
@@ -181,10 +181,7 @@ def test_missing_images_are_said_before_anything_is_started(tmp_path, monkeypatc
 
 
 def _tiny_table(*figures):
-    def configure(name, scale):
-        return tiny(preset=name, scale=scale)
-
-    experiment = GanExperiment("Tiny", "gan-sprites", configure=configure)
+    experiment = GanExperiment("Tiny", "gan-sprites", {"gan-sprites": {"laptop": tiny(preset="gan-sprites")}})
     measures, facts = (Measure("vp", "VP (%)", "directions.axes.vp.final"),), (Fact("condition", "κ(W)"),)
     rows = (GanMethod("none"), GanMethod("nog"))
     return Comparison("tiny", "Tiny", "A test.", (experiment,), rows, measures, facts, figures, (), "none", label)

@@ -51,7 +51,7 @@ def bench(
         def progress(count: int, rounds: int) -> None:
             display(0, Progress(count, rounds, {}))
 
-        found = lab.bench(config, methods, repeats=repeats, batch_size=batch_size, progress=progress)
+        found = lab.bench(task_of(config), config, methods, repeats=repeats, batch_size=batch_size, progress=progress)
     rows = {name: asdict(cost) for name, cost in found.items()}
     _print(rows, task_of(config).baselines)
     if out is not None:

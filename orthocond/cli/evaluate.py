@@ -7,7 +7,8 @@ from rich.console import Console
 
 from orthocond.cli.runs import find_run
 from orthocond.cli.terminal import make_table
-from orthocond.lab.experiments import evaluate_run, read_config, task_of
+from orthocond.lab.config import read_config
+from orthocond.lab.experiments import evaluate_run, task_of
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.metrics import from_json_safe
 from orthocond.lab.task import EVALUATION

@@ -9,10 +9,10 @@ from rich.console import Console
 from orthocond.cli.settings import settings
 from orthocond.lab import experiments
 from orthocond.lab.bench import Stepper
-from orthocond.lab.config import change
+from orthocond.lab.config import Config, change
 from orthocond.lab.devices import make_accelerator
 from orthocond.lab.display import duration
-from orthocond.lab.experiments import Config, task_of
+from orthocond.lab.experiments import task_of
 from orthocond.lab.runs import Run
 from orthocond.lab.text import printable
 
@@ -71,6 +71,6 @@ def estimate(config: Config) -> float:
 def step_seconds(config: Config) -> float:
     """The median time of a few steps of the real loop, which is then given up."""
     with tempfile.TemporaryDirectory() as folder:
-        stepper = Stepper(config, Run.create(folder, "timed", config))
+        stepper = Stepper(task_of(config), config, Run.create(folder, "timed", config))
         times = [sum(stepper.time(stepper.task.period).values()) for _ in range(_TIMED_STEPS)]
     return statistics.median(times[1:])

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from orthocond.lab.config import Config
 from orthocond.lab.errors import UsageError
-from orthocond.lab.experiments import Config
 from orthocond.lab.runs import Run, ranks
 from orthocond.lab.runs.finding import find_run as find
 from orthocond.lab.runs.finding import runs_with

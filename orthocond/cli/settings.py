@@ -14,9 +14,9 @@ from cyclopts import Group, Parameter, validators
 from docstring_parser import parse
 
 from orthocond.lab import experiments
-from orthocond.lab.config import Scale, change, flatten
+from orthocond.lab.config import Config, Scale, change, flatten
 from orthocond.lab.errors import UsageError
-from orthocond.lab.experiments import Config, task_of
+from orthocond.lab.experiments import task_of
 
 FIXED = ("preset", "scale", "kind")  # chosen by the preset, not one by one
 PositiveInt = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=1_000_000))]

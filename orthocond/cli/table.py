@@ -4,8 +4,8 @@ from pathlib import Path
 
 from orthocond.cli.settings import PositiveInt
 from orthocond.lab.config import Scale
-from orthocond.lab.data.options import nearest
 from orthocond.lab.errors import UsageError
+from orthocond.lab.text import nearest
 
 
 def table(
@@ -37,9 +37,9 @@ def table(
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
         quiet: Show no progress.
     """
+    from orthocond.lab import catalog as tables
     from orthocond.lab.display import Display
     from orthocond.lab.runs.finding import name_of
-    from orthocond.lab.tables import catalog as tables
 
     names = tables.names()
     if name is None:

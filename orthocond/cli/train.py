@@ -12,9 +12,8 @@ from typing import Any, cast
 from orthocond.cli import settings
 from orthocond.cli.runs import find_run, last_run_with
 from orthocond.lab import experiments
-from orthocond.lab.config import Scale, config_diff
+from orthocond.lab.config import Config, Scale, config_diff, read_config
 from orthocond.lab.errors import UsageError
-from orthocond.lab.experiments import Config
 from orthocond.lab.factories import check_import
 from orthocond.lab.runs import Run, ranks
 from orthocond.lab.text import printable
@@ -83,7 +82,7 @@ def _start(tokens: Sequence[str]) -> Config | None:
         return settings.apply_file(config, values, file) if file is not None else config
     resume = settings.value_of(tokens, "--resume")
     if resume is not None and resume != LAST:
-        return experiments.read_config(find_run(resume, settings.value_of(tokens, "--runs") or "runs").config)
+        return read_config(find_run(resume, settings.value_of(tokens, "--runs") or "runs").config)
     return None
 
 
@@ -130,7 +129,7 @@ def train(
     root = None if data_root is None else str(data_root)
     if resume is not None and resume != LAST:
         found = find_run(resume, runs)
-        if changes := config_diff(experiments.read_config(found.config), chosen):
+        if changes := config_diff(read_config(found.config), chosen):
             raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
         check_import(chosen.model.name, allow_import or given.get("model__name"), found.path)
     if str(Path.cwd()) not in sys.path:  # where the factories of users are

@@ -8,8 +8,8 @@ from cyclopts import Parameter, validators
 
 from orthocond.cli.runs import find_run
 from orthocond.cli.settings import PositiveInt
+from orthocond.lab.config import read_config
 from orthocond.lab.errors import UsageError
-from orthocond.lab.experiments import read_config
 from orthocond.lab.text import printable
 
 _SHOWN = 6  # directions, if not told

@@ -7,15 +7,16 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from orthocond.lab.config import change
+from orthocond.lab.config import Config, change
 from orthocond.lab.devices import make_accelerator, now
-from orthocond.lab.experiments import Config, task_of
 from orthocond.lab.loop import Loop
 from orthocond.lab.methods import PARTS
 from orthocond.lab.runs import Run
+from orthocond.lab.task import Task
 
 ROUNDS = 3
 """Measurements of networks before they are made anew."""
@@ -55,13 +56,13 @@ class Stepper:
     """The steps of a training, one after the other, on sprites of the size that the configuration asks for.
 
     Args:
-        config: The configuration.
+        task: What is trained.
+        config: Its configuration.
         run: A folder for the diagnosis of a loss that is not finite; nothing else is written.
     """
 
-    def __init__(self, config: Config, run: Run) -> None:
-        kind = task_of(config)
-        self.task = kind(config, kind.stand_in(config), make_accelerator(config.precision, run))
+    def __init__(self, task: type[Task[Any]], config: Config, run: Run) -> None:
+        self.task = task(config, task.stand_in(config), make_accelerator(config.precision, run))
         self.task.mark = self._mark
         self._loop = Loop(self.task, run)
         self._count = 0
@@ -85,6 +86,7 @@ class Stepper:
 
 
 def bench(
+    task: type[Task[Any]],
     config: Config,
     methods: Iterable[str],
     *,
@@ -101,7 +103,8 @@ def bench(
     made anew for each repetition, which gives one ratio, of medians of three rounds.
 
     Args:
-        config: The configuration, whose method is replaced.
+        task: What is trained.
+        config: Its configuration, whose method is replaced.
         methods: Names of methods; the baselines of the task are added.
         repeats: How often the networks are made and timed.
         batch_size: Images of a step; that of the configuration if None.
@@ -114,25 +117,26 @@ def bench(
         ValueError: If there is no such method, or a number is not positive.
 
     Example:
-        >>> from orthocond.lab.experiments import preset
-        >>> costs = bench(preset("gan-sprites"), ["none", "nog"], repeats=1, batch_size=4)
+        >>> from orthocond.lab.experiments import TASKS, preset
+        >>> costs = bench(TASKS["generation"], preset("gan-sprites"), ["none", "nog"], repeats=1, batch_size=4)
         >>> list(costs), costs["none"].relative
         (['none', 'nog'], Ratio(median=1.0, low=1.0, high=1.0))
-        >>> list(bench(preset("dbn-sprites-small"), ["svd"], repeats=1, batch_size=4)["svd"].parts)
+        >>> costs = bench(TASKS["classification"], preset("dbn-sprites-small"), ["svd"], repeats=1, batch_size=4)
+        >>> list(costs["svd"].parts)
         ['forward', 'backward', 'step']
     """
     if repeats < 1:
         raise ValueError(f"bench needs at least one repetition; got {repeats}.")
     if batch_size is not None:
         config = change(config, {"schedule.batch_size": batch_size})
-    baselines = task_of(config).baselines
+    baselines = task.baselines
     names = list(dict.fromkeys((*methods, *baselines)))
     configs = {name: change(config, {"method.name": name}) for name in names}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder, _one_thread():
         for count in range(repeats):
             steppers = {
-                name: Stepper(configs[name], Run.create(folder, "bench", configs[name]))
+                name: Stepper(task, configs[name], Run.create(folder, "bench", configs[name]))
                 for name in _shuffled(names, count)
             }
             for name, seconds in _take_turns(steppers).items():

@@ -11,9 +11,11 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from orthocond.lab.text import nearest
 
 T = TypeVar("T")
 
@@ -32,6 +34,33 @@ NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+class Config(Protocol):
+    """What the configurations of all kinds of experiments have."""
+
+    @property
+    def preset(self) -> str: ...
+    @property
+    def scale(self) -> Scale: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def precision(self) -> Precision: ...
+    @property
+    def method(self) -> Any: ...
+    @property
+    def data(self) -> Any: ...
+    @property
+    def model(self) -> Any: ...
+    @property
+    def schedule(self) -> Any: ...
+
+
+KINDS: dict[str, type] = {}
+"""The classes of configurations by the kind of experiment; each registers itself with `register`."""
 
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
@@ -73,6 +102,41 @@ def to_json(config: object) -> dict[str, Any]:
         raise TypeError(f"to_json needs an instance of a dataclass; got {config!r}.")
     result: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return result
+
+
+def register(config: type[T]) -> type[T]:
+    """Make a class of configurations known by its kind, the default of its field ``kind``."""
+    KINDS[str(next(f.default for f in fields(typing.cast(Any, config)) if f.name == "kind"))] = config
+    return config
+
+
+def read_config(values: Mapping[str, Any]) -> Config:
+    """The configuration of a run from its JSON.
+
+    Raises:
+        TypeError: If a value does not have the type of its setting.
+        ValueError: If it is no configuration of an experiment.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"A configuration needs names with values; got {values!r}.")
+    kind = values.get("kind", "classification")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(KINDS)}.")
+    config: Config = from_json(KINDS[kind], values)
+    return config
+
+
+def find_scale(presets: Mapping[str, Mapping[Scale, T]], name: str, scale: Scale) -> T:
+    """The configuration of a preset at a scale.
+
+    Raises:
+        ValueError: If there is no such preset or scale; the text gives the nearest name.
+    """
+    if name not in presets:
+        raise ValueError(f"There is no preset {name!r}.{nearest(name, presets)} `orthocond list presets` shows all.")
+    if scale not in presets[name]:
+        raise ValueError(f"{name} has the scales {', '.join(map(repr, presets[name]))}; got {scale!r}.")
+    return presets[name][scale]
 
 
 def from_json(kind: type[T], data: Mapping[str, Any]) -> T:

@@ -18,6 +18,7 @@ from orthocond.lab.bench import bench
 from orthocond.lab.classification.config import Classification
 from orthocond.lab.classification.data import load_data
 from orthocond.lab.classification.presets import PRESETS
+from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.config import change
 from orthocond.lab.display import Display
 from orthocond.lab.generation.pictures import picture
@@ -109,7 +110,7 @@ def _epoch_steps(config: Classification) -> int:
 
 def _times(config: Classification, repeats: int) -> dict[str, float]:
     """Milliseconds of a step of each method, measured in turn on one thread: during training they share the cores."""
-    return {name: cost.total for name, cost in bench(config, METHODS, repeats=repeats).items()}
+    return {name: cost.total for name, cost in bench(ClassificationTask, config, METHODS, repeats=repeats).items()}
 
 
 def _row(run: Run, milliseconds: float) -> Row:

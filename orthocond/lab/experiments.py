@@ -1,23 +1,19 @@
 """The registry of experiments: from a configuration to its task, from a name to a preset; training and evaluation."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
-from orthocond.lab.classification.config import Classification
 from orthocond.lab.classification.task import ClassificationTask
-from orthocond.lab.config import Scale, from_json
-from orthocond.lab.data.options import nearest
+from orthocond.lab.config import Config, Scale, find_scale, read_config
 from orthocond.lab.devices import make_accelerator
-from orthocond.lab.generation.config import Generation
 from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.loop import Loop
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.task import EVALUATION, Task
 
-Config = Classification | Generation
 TASKS: dict[str, type[Task[Any]]] = {task.kind: task for task in (ClassificationTask, GenerationTask)}
 """The kinds of experiments; to add one, write its task and list it here."""
 
@@ -25,22 +21,6 @@ TASKS: dict[str, type[Task[Any]]] = {task.kind: task for task in (Classification
 def task_of(config: Config) -> type[Task[Any]]:
     """The task that trains a configuration."""
     return TASKS[config.kind]
-
-
-def read_config(values: Mapping[str, Any]) -> Config:
-    """The configuration of a run from its JSON.
-
-    Raises:
-        TypeError: If a value does not have the type of its setting.
-        ValueError: If it is no configuration of an experiment.
-    """
-    if not isinstance(values, Mapping):
-        raise TypeError(f"A configuration needs names with values; got {values!r}.")
-    kind = values.get("kind", "classification")
-    if not isinstance(kind, str) or kind not in TASKS:
-        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(TASKS)}.")
-    config: Config = from_json(TASKS[kind].config_type, values)
-    return config
 
 
 def names() -> tuple[str, ...]:
@@ -67,13 +47,10 @@ def preset(name: str, scale: Scale = "laptop") -> Config:
         Traceback (most recent call last):
         ValueError: There is no preset 'gan-celeb'. Did you mean 'gan-celeba'? `orthocond list presets` shows all.
     """
-    scales = next((task.presets[name] for task in TASKS.values() if name in task.presets), None)
-    if scales is None:
-        hint = nearest(name, names())
-        raise ValueError(f"There is no preset {name!r}.{hint} `orthocond list presets` shows all.")
-    if scale not in scales:
-        raise ValueError(f"{name} has the scales {', '.join(map(repr, scales))}; got {scale!r}.")
-    config: Config = scales[scale]
+    presets: dict[str, Any] = {}
+    for task in TASKS.values():
+        presets |= task.presets
+    config: Config = find_scale(presets, name, scale)
     return config
 
 

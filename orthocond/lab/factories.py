@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orthocond.lab.data.options import nearest
+from orthocond.lab.text import nearest
 
 
 class NotAllowedError(ValueError):

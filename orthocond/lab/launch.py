@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
+from orthocond.lab.config import Config, read_config
 from orthocond.lab.errors import EXPECTED, explain
-from orthocond.lab.experiments import Config, is_evaluated, read_config, train
+from orthocond.lab.experiments import is_evaluated, train
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import is_finished, open_or_create

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orthocond.lab.data.options import nearest
+from orthocond.lab.text import nearest
 from orthocond.steps import NearestOrthogonal, OptimalLR, RandomLR, Stiefel, Treatment, treat
 from orthocond.weights import orthogonal, orthogonality_loss, patch_covariance, spectral, whitening_init_
 

@@ -1,6 +1,8 @@
-"""Text of unknown origin, fit to be printed."""
+"""Words for people: names that are near to what was typed, and text of unknown origin, fit to be printed."""
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Cn")  # control, format (directions, zero width), half of a pair, not assigned
 
@@ -28,3 +30,9 @@ def printable(text: object) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """``" Did you mean 'cifar100'?"``, or nothing if no choice is near."""
+    found = difflib.get_close_matches(word, list(choices), 1, 0.5)
+    return f" Did you mean {found[0]!r}?" if found else ""

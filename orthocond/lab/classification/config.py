@@ -17,6 +17,7 @@ from orthocond.lab.config import (
     Scale,
     Seed,
     Text,
+    register,
 )
 from orthocond.lab.factories import check_network, is_factory
 from orthocond.lab.methods import Grammar
@@ -220,6 +221,7 @@ class Schedule:
         return self
 
 
+@register
 @dataclass(frozen=True, config=STRICT)
 class Classification:
     """The whole configuration of one training of a classifier.

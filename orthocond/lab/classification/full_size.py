@@ -10,8 +10,7 @@ import torch
 from orthocond.lab.classification.config import GRAMMAR, Classification, Method
 from orthocond.lab.classification.networks.build import build
 from orthocond.lab.classification.presets import PRESETS
-from orthocond.lab.config import Scale
-from orthocond.lab.experiments import Config
+from orthocond.lab.config import Config, Scale
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables.comparison import label
 from orthocond.lab.tables.records import Record

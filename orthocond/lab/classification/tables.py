@@ -3,6 +3,7 @@
 from orthocond.lab.classification import paper
 from orthocond.lab.classification.config import GRAMMAR, Method
 from orthocond.lab.classification.figures import conditioning, convergence, learning_rate
+from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, FigurePlan, Measure
 from orthocond.lab.tables.figures import differences
 from orthocond.lab.tables.table import Number, Table
@@ -88,7 +89,7 @@ _ALL = (*map(_method, GRAMMAR.names), *_methods("olr! nog+ow+olr!"))
 def _dbn(label: str, preset: str, numbers: dict[str, Number]) -> Experiment:
     resnet100 = preset == "dbn-cifar100-resnet50"
     return Experiment(
-        label, preset, {"error": numbers}, {"condition": paper.DBN_CONDITION} if resnet100 else {}, paper.RUNS
+        label, preset, PRESETS, {"error": numbers}, {"condition": paper.DBN_CONDITION} if resnet100 else {}, paper.RUNS
     )
 
 
@@ -99,6 +100,7 @@ _MOBILENET = _dbn("MobileNet-v2, CIFAR-100", "dbn-cifar100-mobilenetv2", paper.M
 _GCP = Experiment(
     "ResNet-18, covariance pooling",
     "gcp-imagenet-resnet18",
+    PRESETS,
     {"top1": paper.GCP_TOP1, "top5": paper.GCP_TOP5},
     {"condition": paper.GCP_CONDITION, "solver_failures": paper.GCP_FAILURES},
 )

@@ -13,8 +13,8 @@ from orthocond.lab.bench import ROUNDS, bench
 from orthocond.lab.classification import paper
 from orthocond.lab.classification.config import Method
 from orthocond.lab.classification.presets import PRESETS
-from orthocond.lab.config import Scale
-from orthocond.lab.experiments import Config
+from orthocond.lab.classification.task import ClassificationTask
+from orthocond.lab.config import Config, Scale
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables.comparison import label
@@ -64,7 +64,7 @@ class Timing(Table):
             if material.progress is not None:
                 material.progress(0, Progress(done, rounds, {}))
 
-        times = bench(config, list(paper.MILLISECONDS), repeats=repeats, progress=progress)
+        times = bench(ClassificationTask, config, list(paper.MILLISECONDS), repeats=repeats, progress=progress)
         rows: list[dict[str, Any]] = []
         for name, (forward, backward) in paper.MILLISECONDS.items():
             found = times[name]

@@ -13,9 +13,10 @@ from orthocond.lab.data.hub import is_hub, read_hub
 from orthocond.lab.data.idx import FASHION, is_idx, read_idx
 from orthocond.lab.data.images import ImageData, Statistics
 from orthocond.lab.data.known import KNOWN, KnownSet, data_root, get
-from orthocond.lab.data.options import MissingSplitError, Options, nearest
+from orthocond.lab.data.options import MissingSplitError, Options
 from orthocond.lab.data.pipeline import Batch, Pipeline
 from orthocond.lab.data.sprites import FACTORS, SHAPES, SpriteFactors, Sprites, read_factors, render, sprites
+from orthocond.lab.text import nearest
 
 __all__ = [
     "load",

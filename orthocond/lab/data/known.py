@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orthocond.lab.data.archives import ARCHIVES
-from orthocond.lab.data.options import nearest
 from orthocond.lab.runs.files import explained, locked
+from orthocond.lab.text import nearest
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"

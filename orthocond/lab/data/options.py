@@ -1,8 +1,9 @@
 """What every reader is asked for, and the errors that all of them share."""
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from orthocond.lab.text import nearest
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -24,12 +25,6 @@ class Options:
     size: int | None = None
     limit: int | None = None
     in_memory: bool | None = None
-
-
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """``" Did you mean 'cifar100'?"``, or nothing if no choice is near."""
-    found = difflib.get_close_matches(word, list(choices), 1, 0.5)
-    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def choose_split(asked: str | None, available: Iterable[str], source: object) -> str:

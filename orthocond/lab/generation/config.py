@@ -17,6 +17,7 @@ from orthocond.lab.config import (
     Scale,
     Seed,
     Text,
+    register,
 )
 from orthocond.lab.factories import check_network
 from orthocond.lab.methods import Grammar
@@ -190,6 +191,7 @@ class GanSchedule:
     ema: BelowOne = 0.99
 
 
+@register
 @dataclass(frozen=True, config=STRICT)
 class Generation:
     """The whole configuration of one training of a GAN.

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from orthocond.lab.config import Scale, change
-from orthocond.lab.experiments import Config
+from orthocond.lab.config import Config, Scale, change, find_scale
 from orthocond.lab.generation import paper
 from orthocond.lab.generation.config import GRAMMAR, GanMethod
 from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
+from orthocond.lab.generation.presets import PRESETS
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, FigurePlan, Measure
 from orthocond.lab.tables.figures import differences
 from orthocond.lab.tables.table import Table
@@ -40,7 +40,7 @@ class GanExperiment(Experiment):
 
     def config(self, scale: Scale, method: GanMethod, seed: int) -> Config:
         """The configuration of one training."""
-        base = self.configure(self.preset, scale)
+        base = find_scale(self.presets, self.preset, scale)
         form = {"method.name": method.name, "method.nog_of": method.nog_of, "method.olr": method.olr}
         return change(base, form | {"seed": seed})
 
@@ -158,7 +158,7 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
         name,
         title,
         "Every treatment and rival, against the true factors of rendered sprites.",
-        (GanExperiment("Sprites", name),),
+        (GanExperiment("Sprites", name, PRESETS),),
         _ALL if baseline == "ol" else (*_ALL, *_FORMS),
         _scores(directions),
         _FACTS,
@@ -169,11 +169,11 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
     )
 
 
-_ANIMEFACE = GanExperiment("AnimeFace", "eigengan-animeface", paper.EIGEN_ANIMEFACE)
-_FFHQ = GanExperiment("FFHQ (laptop: UTKFace)", "eigengan-ffhq", paper.EIGEN_FFHQ)
+_ANIMEFACE = GanExperiment("AnimeFace", "eigengan-animeface", PRESETS, paper.EIGEN_ANIMEFACE)
+_FFHQ = GanExperiment("FFHQ (laptop: UTKFace)", "eigengan-ffhq", PRESETS, paper.EIGEN_FFHQ)
 _TIMES = {"step_seconds": paper.MILLISECONDS}
-_CELEBA = GanExperiment("CelebA", "gan-celeba", paper.CELEBA, _TIMES)
-_CHURCH = GanExperiment("LSUN Church (laptop: buildings)", "gan-church", paper.CHURCH, _TIMES)
+_CELEBA = GanExperiment("CelebA", "gan-celeba", PRESETS, paper.CELEBA, _TIMES)
+_CHURCH = GanExperiment("LSUN Church (laptop: buildings)", "gan-church", PRESETS, paper.CHURCH, _TIMES)
 
 TABLES: tuple[Table, ...] = (
     _sprites("gan-sprites", "Vanilla GAN and true factors", _AXES, "none"),

@@ -7,11 +7,10 @@ from os import PathLike
 from pathlib import Path
 from warnings import warn
 
-from orthocond.lab.data.options import nearest
-from orthocond.lab.experiments import Config, read_config
+from orthocond.lab.config import Config, read_config
 from orthocond.lab.runs.files import locked
 from orthocond.lab.runs.folder import Run
-from orthocond.lab.text import printable
+from orthocond.lab.text import nearest, printable
 
 
 def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Config]]:

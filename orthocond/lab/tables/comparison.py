@@ -7,9 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from orthocond.lab import experiments
-from orthocond.lab.config import Scale, to_json
-from orthocond.lab.experiments import Config
+from orthocond.lab.config import Config, Scale, find_scale, to_json
 from orthocond.lab.tables import statistics
 from orthocond.lab.tables.records import Record
 from orthocond.lab.tables.table import Material, Number, Table
@@ -90,22 +88,22 @@ class Experiment:
     Attributes:
         label: Its heading.
         preset: Name of the preset.
+        presets: The presets by name and scale, among which it is.
         numbers: The paper's numbers by the name of a measure and of a method.
         facts: The paper's facts by the key of a fact and the name of a method.
         paper_runs: Trainings behind each of the paper's means.
-        configure: Gives the configuration of a preset at a scale.
     """
 
     label: str
     preset: str
+    presets: Mapping[str, Mapping[Scale, Any]]
     numbers: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     paper_runs: int = 1
-    configure: Callable[[str, Scale], Config] = experiments.preset
 
     def config(self, scale: Scale, method: Any, seed: int) -> Config:
         """The configuration of one training."""
-        return replace(self.configure(self.preset, scale), method=method, seed=seed)
+        return replace(find_scale(self.presets, self.preset, scale), method=method, seed=seed)
 
 
 @dataclass(frozen=True)

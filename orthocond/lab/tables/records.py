@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from orthocond.lab.config import to_json
-from orthocond.lab.experiments import Config, read_config
+from orthocond.lab.config import Config, read_config, to_json
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import locked, remove_temporaries, write_atomically
 from orthocond.lab.runs.finding import find_runs

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from orthocond.lab.config import Scale
-from orthocond.lab.experiments import Config
+from orthocond.lab.config import Config, Scale
 from orthocond.lab.progress import Progress
 from orthocond.lab.tables.records import Record
 

@@ -11,8 +11,8 @@ from orthocond.lab.classification.networks.convnet import ConvNet
 from orthocond.lab.classification.networks.densenet import DenseNet121
 from orthocond.lab.classification.networks.mobilenet import STAGES, MobileNetV2
 from orthocond.lab.classification.networks.resnet import ResNet
-from orthocond.lab.data.options import nearest
 from orthocond.lab.factories import is_factory, load_factory
+from orthocond.lab.text import nearest
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer, convert_batchnorm
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.monitor import pre_svd_layer

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from orthocond.lab.classification import full_size, timing
 from orthocond.lab.classification import tables as classification
-from orthocond.lab.config import Scale
-from orthocond.lab.data.options import nearest
-from orthocond.lab.experiments import Config, task_of
+from orthocond.lab.config import Config, Scale
+from orthocond.lab.experiments import task_of
 from orthocond.lab.generation import tables as generation
 from orthocond.lab.launch import launch
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs.finding import name_of
 from orthocond.lab.tables.records import Record, gather, keep
 from orthocond.lab.tables.table import Material, Table
+from orthocond.lab.text import nearest
 
 TABLES: dict[str, Table] = {
     table.name: table
