@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # as a program
 
 from data_files import pack, write_cifar10, write_cifar100, write_idx, write_tree
 
-from orthocond.lab.classification.presets import preset
 from orthocond.lab.data import load
+from orthocond.lab.experiments import preset
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import find_runs
 from orthocond.lab.tables import records
