@@ -1,9 +1,11 @@
 """The rooms of the house and who imports whom, read from the source; `python docs/import_graph.py` writes the page.
 
-A room is a package, or a module that stands alone. Imports inside functions count: a cycle hidden there is a cycle.
+A room is a package of the library, or a module of the lab. Imports inside functions count: a cycle hidden there is a
+cycle.
 """
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import networkx as nx
@@ -11,15 +13,15 @@ import networkx as nx
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "architecture.md"
 BEGIN, END = "<!-- import graph: begin -->", "<!-- import graph: end -->"
-_SPLIT = ("orthocond", "orthocond.lab")  # packages whose members are rooms of their own
+_WHOLE = ("data", "runs", "explorer", "report")  # packages of the lab that are one room
 
 
 def room(module: str) -> str:
     """The room of a module."""
-    for package in reversed(_SPLIT):
-        if module.startswith(package + "."):
-            return package + "." + module.removeprefix(package + ".").split(".")[0]
-    return module
+    parts = module.split(".")
+    if parts[1:2] == ["lab"]:
+        return ".".join(parts[:3] if parts[2:3] and parts[2] in _WHOLE else parts)
+    return ".".join(parts[:2])
 
 
 def graph() -> nx.DiGraph:
@@ -30,15 +32,20 @@ def graph() -> nx.DiGraph:
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         modules[name.removesuffix(".__init__")] = path
     for name, path in modules.items():
-        if name in _SPLIT or name == "orthocond.__main__":  # the front door: it re-exports what is inside
-            continue
+        if path.name == "__init__.py" and name in ("orthocond", *_opened(modules)) or path.name == "__main__.py":
+            continue  # a front door: it re-exports what is inside
         found.add_node(room(name))
         for target in _imports(ast.parse(path.read_text())):
             while target not in modules and "." in target:
                 target = target.rpartition(".")[0]
-            if target.startswith("orthocond.") and target not in _SPLIT and room(target) != room(name):
+            if target.startswith("orthocond.") and room(target) != room(name):
                 found.add_edge(room(name), room(target))
     return found
+
+
+def _opened(modules: Iterable[str]) -> list[str]:
+    """The packages of the lab whose modules are rooms."""
+    return [name for name in modules if name.startswith("orthocond.lab") and room(name + ".x") != room(name)]
 
 
 def _imports(tree: ast.AST) -> list[str]:
