@@ -32,7 +32,7 @@ def graph() -> nx.DiGraph:
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         modules[name.removesuffix(".__init__")] = path
     for name, path in modules.items():
-        if path.name == "__init__.py" and name in ("orthocond", *_opened(modules)) or path.name == "__main__.py":
+        if (path.name == "__init__.py" and name in ("orthocond", *_opened(modules))) or path.name == "__main__.py":
             continue  # a front door: it re-exports what is inside
         found.add_node(room(name))
         for target in _imports(ast.parse(path.read_text())):

@@ -62,7 +62,13 @@ def test_a_damaged_run_is_named_and_the_others_go_on(tmp_path, name):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", gzip.compress(b""), b"garbage", gzip.compress(b"[]\n"), gzip.compress(b"{}\n"), gzip.compress(b"x")[:-9]],
+    [
+        b"",
+        *(gzip.compress(text, mtime=0) for text in (b"", b"[]\n", b"{}\n")),
+        b"garbage",
+        gzip.compress(b"x", mtime=0)[:-9],
+    ],
+    ids=["empty", "nothing", "list", "no record", "garbage", "cut off"],
 )
 def test_a_damaged_file_of_copies_is_named(tmp_path, content):
     (tmp_path / "runs").mkdir()
