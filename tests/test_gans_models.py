@@ -191,11 +191,11 @@ def test_the_faithful_discriminator_begins_dead():
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_the_generator_begins_with_images_of_some_contrast(size):
     torch.manual_seed(0)
-    g = EigenGenerator(size, 6, 64, 4, 32)
+    g = EigenGenerator(size, 6, 64, 8, 64)
     with torch.no_grad():
         images = g(torch.randn(16, g.z_dim))
-    assert 0.1 < images.std().item() < 0.95
-    assert (images.abs() > 0.99).float().mean().item() < 0.6
+    assert 0.05 < images.std().item() < 0.6
+    assert (images.abs() > 0.99).float().mean().item() < 0.01
 
 
 # parameter groups

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from orthocond._checks import check_count, check_floating
 
 SLOPE = 0.2  # of the leaky ReLUs
-_LAST = 0.5  # of the last weight of a discriminator, so that no logit saturates at the start
 
 
 def check_size(size: int, caller: str) -> int:
@@ -40,20 +39,19 @@ def check_images(images: Tensor, channels: int, size: int, caller: str) -> Tenso
     return images
 
 
-def he_initialize(network: nn.Module, *, last: nn.Linear | None = None) -> None:
-    """Give convolutions and linear layers He's weights for leaky ReLUs and zero biases; halve those of the last.
+def he_initialize(network: nn.Module, *, last: float = 1.0) -> None:
+    """Give convolutions and linear layers He's weights for leaky ReLUs and zero biases; scale those of the last layer.
 
     Features, logits and their gradients then have about the same size whatever the depth. torch's own weights shrink
     them by about three a layer.
     """
-    for module in network.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.kaiming_normal_(module.weight, a=SLOPE)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    if last is not None:
-        with torch.no_grad():
-            last.weight.mul_(_LAST)
+    layers = [module for module in network.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    for layer in layers:
+        nn.init.kaiming_normal_(layer.weight, a=SLOPE)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    with torch.no_grad():
+        layers[-1].weight.mul_(last)
 
 
 def uniform(shape: tuple[int, ...], like: Tensor, rng: torch.Generator | None) -> Tensor:

@@ -137,8 +137,9 @@ class EigenGenerator(nn.Module):
     torch's initial weights, random orthogonal :math:`U_i`, and :math:`l_i` = 3 · directions, ..., 6, 3. It needs its
     hundreds of thousands of steps: at the start its discriminator tells all images apart by 5e-5, and its transposed
     convolutions leave checkerboards. The working form draws faces within minutes at 32 pixels: nearest-neighbor
-    upsampling before 3x3 convolutions, He's initial weights with zero biases (the TensorFlow original has them too),
-    smooth :math:`U_i` (orthonormalized 4 x 4 noise, enlarged), and half of the faithful :math:`l_i`.
+    upsampling before 3x3 convolutions, He's initial weights with zero biases (the TensorFlow original has them too; the
+    last convolution has a quarter of them, so that few pixels begin saturated), smooth :math:`U_i` (orthonormalized
+    4 x 4 noise, enlarged), and half of the faithful :math:`l_i`.
 
     Give the importances :math:`l_i` a learning rate of their own (see `parameter_groups`). Adam moves a number by at
     most its rate a step, so that at 1e-3 they end where they began.
@@ -211,7 +212,7 @@ class EigenGenerator(nn.Module):
         )
         if form == "working":
             he_initialize(self.fc)
-            he_initialize(self.to_rgb)
+            he_initialize(self.to_rgb, last=0.25)  # else a fifth of the pixels begin saturated
 
     @property
     def subspaces(self) -> list[SubspaceLayer]:
@@ -318,7 +319,7 @@ class EigenDiscriminator(nn.Module):
         layers += [nn.Linear(16 * channels, channels), nn.LeakyReLU(SLOPE), nn.Linear(channels, 1)]
         self.net = nn.Sequential(*layers)
         if form == "working":
-            he_initialize(self.net, last=self.net[-1])  # type: ignore[arg-type]
+            he_initialize(self.net, last=0.5)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images ``(N, image_channels, size, size)`` to logits ``(N,)``."""

@@ -161,7 +161,7 @@ class SimpleDiscriminator(nn.Module):
         layers.append(nn.Linear(previous if norm else 16 * previous, 1))
         self.net = nn.Sequential(*layers)
         if not norm:
-            he_initialize(self.net, last=self.net[-1])  # type: ignore[arg-type]
+            he_initialize(self.net, last=0.5)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images ``(N, image_channels, size, size)`` to logits ``(N,)``."""
