@@ -86,7 +86,7 @@ def make(
     ``out/runs``, from which tables can be made again where the run folders are not.
 
     Args:
-        name: Of the table.
+        name: Name of the table.
         scale: ``paper`` or ``laptop``.
         seeds: How many seeds, from 0.
         runs: Folder of runs.

@@ -9,7 +9,7 @@ class Progress(NamedTuple):
 
     Attributes:
         step: How many steps are done.
-        steps: Of how many.
+        steps: How many there are.
         numbers: The latest numbers by name; None for one that is not known yet.
         stage: What is done, if it is not the training itself.
     """

@@ -189,9 +189,9 @@ class Schedule:
         epochs: Passes through the training images.
         batch_size: Images of one step, over all processes.
         lr: Learning rate at the start.
-        momentum: Of SGD.
-        weight_decay: Of all parameters but the raw parameter of an orthogonal weight: there it would not shrink the
-            weight, but turn it back to where it started.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of all parameters but the raw parameter of an orthogonal weight: there it would not
+            shrink the weight, but turn it back to where it started.
         milestones: Epochs after which the rate is multiplied by ``gamma``.
         gamma: See ``milestones``.
         steps: Stop after so many steps, if that is sooner.
@@ -233,7 +233,7 @@ class Classification:
         data: The images.
         model: The network.
         schedule: Epochs, batches, steps of SGD.
-        seed: Of the initial weights, of order and augmentation of the images.
+        seed: Seed of the initial weights, of order and augmentation of the images.
         precision: ``no`` is float32; ``bf16`` and, on a GPU, ``fp16`` are mixed precision.
         log_every: Steps between lines of metrics.
         save_every: Steps between checkpoints; 0 saves after each epoch only.

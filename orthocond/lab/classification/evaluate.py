@@ -42,7 +42,7 @@ def score(
     Args:
         model: The classifier; it is in evaluation mode afterwards.
         batches: The images.
-        accelerator: Of Accelerate, where several processes share the images.
+        accelerator: Accelerate's view of devices and processes, where several processes share the images.
         layout: Memory format of the images.
     """
     model.eval()

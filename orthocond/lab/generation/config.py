@@ -178,7 +178,7 @@ class GanSchedule:
         steps: Steps of each network.
         batch_size: Images of one step, over all processes.
         lr: Learning rate of both.
-        betas: Of Adam.
+        betas: Adam's betas.
         constant: Part of the steps with this rate; in the rest it falls linearly to 0.
         ema: Decay of the averaged generator, which is shown and measured, in each step; 0 for none.
     """
@@ -204,7 +204,7 @@ class Generation:
         model: The networks.
         objective: Their losses.
         schedule: Batches, steps of Adam, average.
-        seed: Of the initial weights, the latents, order and augmentation of the images.
+        seed: Seed of the initial weights, the latents, order and augmentation of the images.
         precision: ``no`` is float32; ``bf16`` and, on a GPU, ``fp16`` are mixed precision.
         log_every: Steps between lines of metrics.
         save_every: Steps between checkpoints; 0 saves at the end only.

@@ -24,7 +24,7 @@ class Measure:
     Attributes:
         name: Its name in files.
         title: Its name for people.
-        key: Of the last line of metrics, or of the evaluation; a path with dots in a tree.
+        key: Name in the last line of metrics or in the evaluation; a path with dots in a tree.
         higher: Whether more is better.
         from_hundred: Whether the measure is 100 minus the metric.
         factor: By which the metric is multiplied, as 100 for percent.
@@ -55,7 +55,7 @@ class Fact:
     """What a training is described by besides.
 
     Attributes:
-        key: Of the lines of metrics.
+        key: Name in the lines of metrics.
         title: Its name for people.
         over: ``late``: the median of the last quarter of the lines. ``last``: the last line. ``all``: the median of all
             but the first.
@@ -132,7 +132,7 @@ class FigurePlan:
     """A figure.
 
     Attributes:
-        name: Of its files.
+        name: Name of its files.
         draw: Gives a figure of matplotlib, a picture of pillow, or None where there is nothing to draw.
         rows: The rows in it; None for all.
         of_checkpoints: Whether it needs run folders with checkpoints; without them an earlier one stays.

@@ -62,7 +62,7 @@ def curve(records: Sequence[Record], key: str, *, log: bool, x: str = "step") ->
 
     Args:
         records: The seeds.
-        key: Of the lines of metrics.
+        key: Name in the lines of metrics.
         log: Whether the mean is that of logarithms; values of 0 and below are then left out.
         x: Key of the horizontal axis.
     """
