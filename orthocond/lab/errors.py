@@ -5,8 +5,8 @@ from orthocond.lab.text import printable
 
 # What the lab needs beyond torch: a missing one has one remedy.
 _EXTRAS = (
-    *("accelerate", "cyclopts", "datasets", "matplotlib", "numpy", "PIL"),
-    *("pooch", "pydantic", "rich", "safetensors", "scipy"),
+    *("accelerate", "altair", "cyclopts", "datasets", "jinja2", "matplotlib", "numpy", "PIL"),
+    *("pooch", "pydantic", "rich", "safetensors", "scipy", "vl_convert"),
 )
 EXPECTED = (
     *(FloatingPointError, ModuleNotFoundError, MemoryError, KeyboardInterrupt),

@@ -1,0 +1,392 @@
+"""What a report is about, as plain values: read from run folders, tables and kept trainings, which stay as they are."""
+
+import json
+import shlex
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orthocond.lab import experiments
+from orthocond.lab.config import to_json
+from orthocond.lab.runs import Run
+from orthocond.lab.runs.metrics import from_json_safe
+from orthocond.lab.tables.records import Record, read_kept
+from orthocond.matrix import matrix_view, singular_spectrum
+
+TABLE = "table.json"
+_CONFIG, _EVALUATION, _LOG = "config.json", "evaluation.json", "log.txt"
+_SEED = ("seed",)
+_HIDDEN = ("kind", "preset", "scale")  # settings that the command names by themselves
+
+
+class NothingToReportError(ValueError):
+    """A path at which there is neither a run, nor a folder of runs, nor a table; the text says what is needed."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is known of one training.
+
+    Attributes:
+        name: Name of its folder.
+        config: Its configuration as JSON values.
+        metrics: Its lines of metrics, with the timings of the same steps.
+        state: One of the words of `orthocond.lab.runs.status.Status`.
+        step: How far it has come.
+        message: Why it stopped, diverged or failed; empty otherwise.
+        log: The lines of its log.
+        evaluation: What its evaluation found; empty if there is none.
+        trouble: What could not be read, in one sentence each.
+        folder: Its folder; None for a kept copy.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    state: str
+    step: int
+    message: str = ""
+    log: tuple[str, ...] = ()
+    evaluation: Mapping[str, Any] | None = None
+    trouble: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration with a dotted path for each value."""
+        return dict(_flat(self.config))
+
+    @property
+    def is_gan(self) -> bool:
+        """Whether it trains a generator."""
+        return self.config.get("kind") == "generation"
+
+    @property
+    def method(self) -> str:
+        """The name of its method; empty for a run of another program."""
+        method = self.config.get("method")
+        return str(method.get("name", "")) if isinstance(method, Mapping) else ""
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """Steps and values of the lines that have a quantity; those that are not finite are among them."""
+        return [(line.get("step", 0), float(line[key])) for line in self.metrics if _is_number(line.get(key))]
+
+    def number(self, path: str) -> float | None:
+        """A number of the evaluation by its dotted path; None if there is none."""
+        found: Any = self.evaluation
+        for part in path.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return float(found) if _is_number(found) else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that `orthocond table` has written.
+
+    Attributes:
+        content: What its ``table.json`` holds.
+        markdown: Its ``table.md``; empty if there is none.
+        trainings: The trainings behind it that are kept beside it, by the label of the experiment and of the row.
+        folder: Its folder.
+    """
+
+    content: Mapping[str, Any]
+    markdown: str
+    trainings: Mapping[tuple[str, str], Sequence[Training]]
+    folder: Path
+
+
+def read(paths: Iterable[Path]) -> Table | list[Training]:
+    """A table, or all runs at some paths.
+
+    Args:
+        paths: Run folders and folders of runs, or one folder of a table.
+
+    Raises:
+        NothingToReportError: If there is nothing at a path, or a table is not alone.
+        ValueError: If a file is damaged; the text names it.
+    """
+    paths = list(paths)
+    trainings: dict[Path, Training] = {}
+    for path in paths:
+        folder = path.parent if path.name in (TABLE, _CONFIG) else path
+        if (folder / _CONFIG).is_file():
+            trainings.setdefault(folder.resolve(), read_run(folder))
+        elif (folder / TABLE).is_file():
+            if len(paths) > 1:
+                raise NothingToReportError(f"{folder} is a table, whose report stands alone; pass it by itself.")
+            return read_table(folder)
+        else:
+            inner = [p for p in sorted(folder.iterdir()) if (p / _CONFIG).is_file()] if folder.is_dir() else []
+            if not inner:
+                problem = "has neither runs nor a table in it" if folder.is_dir() else "does not exist"
+                raise NothingToReportError(
+                    f"A report needs a run folder, a folder of runs or the folder of a table; {path} {problem}."
+                )
+            for each in inner:
+                trainings.setdefault(each.resolve(), read_run(each))
+    return list(trainings.values())
+
+
+def read_run(folder: Path) -> Training:
+    """A run folder; files of it that are damaged or missing are told in `Training.trouble`.
+
+    Raises:
+        ValueError: If its configuration is damaged.
+    """
+    run = Run.open(folder)
+    trouble: list[str] = []
+    metrics: list[dict[str, Any]] = []
+    state, step, message = "unknown", 0, ""
+    evaluation = None
+    try:
+        metrics = run.metrics()
+        for line, timing in zip(metrics, run.times(), strict=False):  # a process may be writing the last one
+            line |= {key: value for key, value in timing.items() if key not in ("step", "seconds")}
+    except ValueError as error:
+        trouble.append(str(error))
+    try:
+        status = run.status
+        state, step, message = status.state, status.step, status.message
+    except ValueError as error:
+        trouble.append(str(error))
+    if (folder / _EVALUATION).is_file():
+        try:
+            evaluation = from_json_safe(json.loads((folder / _EVALUATION).read_bytes()))
+            if not isinstance(evaluation, dict):
+                raise ValueError("it is no JSON object")
+        except (ValueError, RecursionError) as error:
+            trouble.append(f"{folder / _EVALUATION} is damaged ({error}); evaluate the run again.")
+            evaluation = None
+    step = max([step, *(line.get("step", 0) for line in metrics[-1:])])
+    log = (folder / _LOG).read_text(errors="replace").splitlines() if (folder / _LOG).is_file() else []
+    return Training(
+        folder.resolve().name,
+        run.config,
+        metrics,
+        state,
+        step,
+        message,
+        tuple(log),
+        evaluation,
+        tuple(trouble),
+        folder,
+    )
+
+
+def read_table(folder: Path) -> Table:
+    """The folder of a table.
+
+    Raises:
+        ValueError: If a file is damaged; the text names it.
+    """
+    file = folder / TABLE
+    try:
+        content = from_json_safe(json.loads(file.read_bytes()))
+        if not isinstance(content, dict) or not isinstance(content.get("title"), str):
+            raise ValueError("it has no title")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged ({error}); make the table again.") from error
+    text = folder / "table.md"
+    presets = {experiment["preset"] for experiment in content.get("experiments", ())}
+    records = read_kept(folder.parent) if presets else ()
+    kept = [_from_record(r) for r in records if r.config.preset in presets and r.config.scale == content["scale"]]
+    behind: dict[tuple[str, str], list[Training]] = {}
+    for experiment in content.get("experiments", ()):
+        for row in experiment["rows"]:
+            behind[experiment["label"], row["label"]] = [
+                training
+                for training in kept
+                if training.config["preset"] == experiment["preset"]
+                and training.config["seed"] in row["seeds"]
+                and _has(training.config["method"], row["method"])
+            ]
+    return Table(content, text.read_text(encoding="utf-8") if text.is_file() else "", behind, folder)
+
+
+def _from_record(record: Record) -> Training:
+    state = "diverged" if record.stopped is not None else "finished" if record.finished else "stopped"
+    step = record.metrics[-1].get("step", 0) if record.metrics else 0
+    return Training(
+        record.name,
+        to_json(record.config),
+        record.metrics,
+        state,
+        step,
+        record.stopped or "",
+        evaluation=record.evaluation,
+    )
+
+
+def _has(method: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a method is the wanted one; settings that were added since have their defaults."""
+    return all(method.get(key, value) == value for key, value in wanted.items())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+# Groups
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trainings that differ by their seed alone.
+
+    Attributes:
+        label: What tells it from the other groups.
+        trainings: The trainings.
+    """
+
+    label: str
+    trainings: Sequence[Training]
+
+    @property
+    def first(self) -> Training:
+        """A training, for what all have in common."""
+        return self.trainings[0]
+
+
+def group(trainings: Sequence[Training]) -> list[Group]:
+    """The trainings by settings, in the order in which they came, and named by the settings that differ.
+
+    Two trainings with the same settings and the same seed are groups of their own, named by their folders.
+    """
+    found: list[list[Training]] = []
+    for training in trainings:
+        same = next((g for g in found if _rest(g[0]) == _rest(training) and _seed(training) not in map(_seed, g)), None)
+        found.append([training]) if same is None else same.append(training)
+    labels = _labels([g[0] for g in found])
+    return [Group(label, g) for label, g in zip(labels, found, strict=True)]
+
+
+def differing(trainings: Sequence[Training], *, seeds: bool = True) -> list[str]:
+    """The settings in which trainings differ, by their paths."""
+    settings = [training.settings for training in trainings]
+    paths = list(dict.fromkeys(path for each in settings for path in each))
+    kept = [path for path in paths if seeds or path not in _SEED]
+    return [path for path in kept if any(each.get(path) != settings[0].get(path) for each in settings)]
+
+
+def _labels(trainings: Sequence[Training]) -> list[str]:
+    paths = differing(trainings, seeds=False)
+    if "preset" in paths:  # then nearly everything differs, and the name of the preset says it
+        paths = [p for p in paths if p in ("preset", "scale", "method.name")]
+    elif len(paths) > 3:
+        paths = [p for p in paths if p == "method.name"] or paths[:3]
+    labels = [
+        " · ".join(_setting(p, t.settings.get(p)) for p in paths) or _called(t.method) or t.name for t in trainings
+    ]
+    return [
+        label if labels.count(label) == 1 else f"{label} ({training.name.partition('-')[0]})"
+        for label, training in zip(labels, trainings, strict=True)
+    ]
+
+
+def _setting(path: str, value: Any) -> str:
+    if path in ("method.name", "preset"):
+        return _called(str(value))
+    return f"{path.rpartition('.')[2]} {text_of(value)}"
+
+
+def _called(method: str) -> str:
+    return "no treatment" if method == "none" else method
+
+
+def text_of(value: Any) -> str:
+    """The value of a setting for people.
+
+    Example:
+        >>> text_of([0.0, 0.99]), text_of(None), text_of(True), text_of(0.001)
+        ('0 0.99', 'none', 'yes', '0.001')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(text_of, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _rest(training: Training) -> dict[str, Any]:
+    return {path: value for path, value in training.settings.items() if path not in _SEED}
+
+
+def _seed(training: Training) -> Any:
+    return training.config.get("seed")
+
+
+# Commands
+
+
+def train_command(training: Training) -> str | None:
+    """The command that makes the same training; None for a run of another program.
+
+    Settings that are those of the preset are left out.
+    """
+    settings = training.settings
+    name, scale = settings.get("preset"), settings.get("scale", "laptop")
+    try:
+        preset = dict(_flat(to_json(experiments.preset(str(name), scale))))
+    except (TypeError, ValueError):
+        return None
+    words = ["orthocond", "train", str(name)]
+    words += ["--scale", str(scale)] if scale != "laptop" else []
+    for path, value in settings.items():
+        if path not in _HIDDEN and (path == "method.name" or preset.get(path) != value):
+            words += _option(path, value)
+    return " ".join(words)
+
+
+def _option(path: str, value: Any) -> list[str]:
+    branch, _, leaf = path.rpartition(".")
+    name = branch if branch and leaf in ("name", "source") else leaf if branch == "method" else path
+    option = f"--{name}".replace("_", "-")
+    if isinstance(value, bool):
+        return [option if value else f"--{branch}.no-{leaf}".replace("_", "-")]
+    texts = [text_of(v) for v in value] if isinstance(value, list) else [text_of(value)]
+    return [option, *map(shlex.quote, texts or ["none"])]
+
+
+# Weights
+
+
+def singular_values(training: Training) -> list[list[float]]:
+    """Singular values of the treated weights at the end, by layer: from the evaluation, or from the checkpoint.
+
+    The checkpoint is looked at for a classifier of ours whose first convolution is the layer before the SVD.
+
+    Returns:
+        The values; nothing where they are not known.
+    """
+    known = (training.evaluation or {}).get("singular_values")
+    if isinstance(known, list):
+        return [[float(v) for v in layer] for layer in known]
+    model = training.config.get("model")
+    if training.folder is None or not isinstance(model, Mapping) or model.get("application") != "dbn":
+        return []
+    if ":" in str(model.get("name", "")) or model.get("pre_svd"):
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a damaged checkpoint, in whose place the one before is taken
+            found = Run.open(training.folder).load()
+    except (RuntimeError, ValueError, OSError):
+        return []
+    weights = found.state.get("model", {}).items() if found is not None and isinstance(found.state, dict) else ()
+    name, weight = next(((n, w) for n, w in weights if getattr(w, "ndim", 0) == 4), ("", None))
+    if weight is None or not name.endswith(".weight"):  # a parametrization, whose parts are not the weight
+        return []
+    return [singular_spectrum(matrix_view(weight)).eigenvalues.tolist()]

@@ -1,0 +1,471 @@
+"""Reports: their words follow from the numbers, they need no network, and they work for runs in every state."""
+
+import gzip
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from orthocond.cli import main
+from orthocond.lab import experiments
+from orthocond.lab.config import to_json
+from orthocond.lab.report import write, write_report
+from orthocond.lab.report.problems import problems
+from orthocond.lab.report.sources import group, read, read_run, singular_values, train_command
+from orthocond.lab.report.tabled import verdict as table_verdict
+from orthocond.lab.report.verdict import next_steps, verdict
+from orthocond.lab.runs import Run
+
+RESULTS = Path(__file__).parent.parent / "results"
+PIXEL = (
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
+    b"\x00\x00\x00\nIDATx\x9cc\x00\x01\x00\x00\x05\x00\x01\r\n-\xb4\x00\x00\x00\x00IEND\xaeB`\x82"
+)
+
+
+@pytest.fixture(autouse=True)
+def _without_vega(monkeypatch):
+    """Bundling Vega takes seconds; the tests in the browser have it."""
+    monkeypatch.setattr(write, "_vega", lambda: "/* Vega */")
+
+
+def config(method="svd", seed=0, preset="dbn-sprites-small", **changes):
+    values = to_json(experiments.preset(preset))
+    values["method"]["name"] = method
+    values["seed"] = seed
+    for path, value in changes.items():
+        branch, _, leaf = path.partition("__")
+        values[branch][leaf] = value
+    return values
+
+
+def classifier(root, method="svd", seed=0, *, error=20.0, state="finished", kappa=100.0, failures=0, **changes):
+    run = Run.create(root, f"dbn-sprites-small-{method}-seed{seed}", config(method, seed, **changes))
+    for step in range(1, 9):
+        facts = {"condition": kappa * step, "weight_condition": 4.0, "rank": 27, "solver_failures": failures}
+        run.log(step, 0, loss=3.0 / step, lr=0.1, timing={"step_seconds": 0.5}, **facts)
+    run.log(
+        8, 1, error=error, val_loss=0.7, solver_failures=failures, **({"finished": True} if state == "finished" else {})
+    )
+    run.set_status(state, 8, "The loss is nan at step 9" if state == "diverged" else "")
+    return run.path
+
+
+def gan(root, discriminator=lambda step: 1.0 + 0.1 * (step % 3), evaluation=None):
+    run = Run.create(root, "gan-sprites-none-seed0", config("none", preset="gan-sprites"))
+    for step in range(1, 25):
+        facts = {"condition": 1.0 + step, "conditions": [1.0 + step], "largest": [1.0 + step], "smallest": [1.0]}
+        run.log(step, 0, discriminator_loss=discriminator(step), generator_loss=0.7, **facts)
+    run.set_status("finished", 24)
+    for step in (5, 10):
+        (run.figures / f"samples-{step:07d}.png").write_bytes(PIXEL)
+    (run.figures / "traversal-axes.png").write_bytes(PIXEL)
+    if evaluation is not None:
+        (run.path / "evaluation.json").write_text(json.dumps(evaluation))
+    return run.path
+
+
+class Page(HTMLParser):
+    """What a browser would fetch, and the text that it would show."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.addresses, self.tags, self.words, self.raw = [], [], [], False
+        self.feed(text)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.raw = tag in ("script", "style")
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
+
+    def handle_endtag(self, tag):
+        self.raw = False
+
+    def handle_data(self, data):
+        if not self.raw:
+            self.words.append(data)
+
+
+def opened(*paths, out=None):
+    return Page(write_report(*paths, out=out).read_text(encoding="utf-8"))
+
+
+def words(*paths):
+    return verdict(group(read(paths)))
+
+
+# Words follow from the numbers
+
+
+def test_verdict_of_one_run(tmp_path):
+    lines = words(classifier(tmp_path))
+    assert len(lines) == 3
+    assert lines[0] == "This training finished after 8 steps, with 20.00 % error on held-out images."
+    # The last two of eight lines are 700 and 800.
+    assert "κ(P + εI) is 750 in the last quarter, 7.5 times larger than at the start" in lines[1]
+    assert "κ(W) is 4 in the last quarter, about the same as at the start" in lines[1]
+    assert lines[2].startswith("Nothing went wrong")
+
+
+def test_another_error_is_another_verdict(tmp_path):
+    a = classifier(tmp_path, "svd", error=20.0)
+    better = classifier(tmp_path / "x", "nog", error=18.0)
+    worse = classifier(tmp_path / "y", "nog", error=22.0)
+    assert words(a, better)[0].startswith(
+        "nog has the lowest error on held-out images, 18.00 %, against 20.00 % of svd"
+    )
+    assert words(a, worse)[0].startswith("svd has the lowest error on held-out images, 20.00 %, against 22.00 % of nog")
+    assert "there is one seed, so the difference may be chance" in words(a, better)[0]
+
+
+@pytest.mark.parametrize(("gains", "sure"), [((2.0, 2.1, 1.9, 2.0), True), ((2.0, -3.0, 4.0, -1.0), False)])
+def test_seeds_decide_whether_a_difference_is_chance(tmp_path, gains, sure):
+    paths = [classifier(tmp_path, "svd", seed, error=20.0 + seed) for seed in range(4)]
+    paths += [classifier(tmp_path, "nog+olr", s, error=20.0 + s - g) for s, g in enumerate(gains)]
+    groups = group(read(paths))
+    first = verdict(groups)[0]
+    assert ("more than chance can explain" in first) == sure
+    assert ("may be chance" in first) != sure
+    code = next_steps(groups, None)[-1]
+    assert ("gradient=oc.NearestOrthogonal(), lr=oc.OptimalLR()" in code.code) == sure
+    compile(code.code, "snippet", "exec")
+
+
+def test_unfinished_runs_are_not_compared(tmp_path):
+    a = classifier(tmp_path, "svd", error=20.0)
+    b = classifier(tmp_path, "nog", error=90.0, state="running")
+    line, _, last = words(a, b)
+    assert "90" not in line
+    assert "no other was measured" in line
+    assert last == "Not all is done: of 2 trainings 1 unfinished; see the warnings below."
+
+
+def test_conditions_name_both_ends(tmp_path):
+    line = words(classifier(tmp_path, "svd", kappa=100.0), classifier(tmp_path, "nog", kappa=1000.0))[1]
+    assert "κ(P + εI) ends lowest with svd (750) and highest with nog (7,500, 10 times larger)" in line
+
+
+# Problems
+
+
+@pytest.mark.parametrize("state", ["created", "running", "stopped", "diverged", "failed"])
+def test_every_state_has_its_sentence(tmp_path, state):
+    run = classifier(tmp_path, state=state)
+    page = opened(run)
+    assert problems(read_run(run))[0] in page.text
+    assert "no solver failed" not in page.text
+
+
+def test_empty_run(tmp_path):
+    run = Run.create(tmp_path, "new", config())
+    page = opened(run.path)
+    assert "This training has not begun, and has logged nothing yet." in page.text
+    assert f"orthocond train --resume {run.path}" in page.text
+
+
+def test_run_of_another_program(tmp_path):
+    run = Run.create(tmp_path, "mine", {"lr": 0.1})
+    run.log(1, accuracy=0.5)
+    run.log(2, accuracy=0.75)
+    page = opened(run.path)
+    assert "accuracy" in page.text
+    assert "not of a preset of orthocond" in page.text
+
+
+def test_solver_failures_are_told(tmp_path):
+    assert "The decomposition failed for 3 matrices." in problems(read_run(classifier(tmp_path, failures=3)))
+
+
+def test_infinite_conditions_are_told_and_not_drawn(tmp_path):
+    page = opened(classifier(tmp_path, kappa=float("inf")))
+    assert "κ(P + εI) is not finite in 8 of 8 lines; the matrix is singular there." in page.text
+
+
+def test_a_dead_discriminator_is_found(tmp_path):
+    dead = gan(tmp_path, lambda step: 1.0 if step < 10 else 1.3863)
+    alive = gan(tmp_path / "b", lambda step: 1.3863 if step % 2 else 1.2)
+    assert any("discriminator looks dead" in text for text in problems(read_run(dead)))
+    assert not any("discriminator" in text for text in problems(read_run(alive)))
+
+
+def test_stale_statistics_are_told(tmp_path):
+    run = classifier(tmp_path)
+    (run / "evaluation.json").write_text(json.dumps({"step": 8, "error": 20.0, "recalibrated_error": 15.0}))
+    assert any("20.0 % as trained and 15.0 % with statistics taken anew" in text for text in problems(read_run(run)))
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "status.json", "evaluation.json"])
+def test_a_damaged_file_is_a_warning(tmp_path, file):
+    run = classifier(tmp_path)
+    (run / file).write_text("{broken\n")
+    page = opened(run)
+    assert file in page.text
+    assert "damaged" in page.text or "not a JSON object" in page.text
+
+
+def test_log_lines_that_alarm(tmp_path):
+    path = classifier(tmp_path)
+    Run.open(path).note("Checkpoint 7 is damaged and was not used")
+    assert any("Checkpoint 7 is damaged" in text for text in problems(read_run(path)))
+
+
+# The page
+
+
+def test_the_file_needs_nothing_else(tmp_path):
+    page = opened(gan(tmp_path))
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in page.addresses)
+    assert not {"link", "iframe", "object"} & set(page.tags)
+    css = (write._STATIC / "report.css").read_text()
+    assert not re.search(r"url\(|@import|https?:", css)
+
+
+def test_texts_of_others_are_escaped(tmp_path):
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    run = Run.create(tmp_path, "run", {"note": evil, "preset": evil, "method": {"name": evil}})
+    run.log(1, **{"loss": 1.0, evil: 1.0})
+    run.log(2, **{"loss": 2.0, evil: 3.0})
+    run.note(f"error {evil}")
+    run.set_status("failed", 2, evil)
+    other = Run.create(tmp_path, "other", {"note": "", "preset": evil, "method": {"name": "b"}})
+    other.log(1, loss=1.0)
+    text = write_report(run.path, other.path, out=tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    assert text.count("<script") == 2
+    assert text.count("</script>") == 2
+
+
+def test_back_ticks_become_code(tmp_path):
+    page = write_report(classifier(tmp_path), classifier(tmp_path, seed=1), out=tmp_path / "r.html").read_text()
+    assert "<code>--seed</code>" in page
+    assert "`" not in Page(page).text
+
+
+def test_pictures_spectra_and_the_explorer_of_a_gan(tmp_path):
+    evaluation = {"step": 24, "singular_values": [[3.0, 2.0, 1.5]], "directions": {"axes": {"mig": 0.25}}}
+    run = gan(tmp_path, evaluation=evaluation)
+    text = write_report(run).read_text(encoding="utf-8")
+    page = Page(text)
+    assert text.count("data:image/png;base64,") == 3
+    assert "step 5" in page.text
+    assert "κ = 2" in page.text
+    assert "25 % MIG of the axes" in page.text
+    assert f"orthocond explore {run}" in page.text
+    (run / "explore.html").write_text("")
+    assert "explore.html" in opened(run).addresses
+    assert f"{run.name}/explore.html" in opened(run, out=tmp_path / "r.html").addresses
+
+
+def test_singular_values_of_the_stem_in_the_checkpoint(tmp_path):
+    path = classifier(tmp_path)
+    weight = torch.randn(8, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+    Run.open(path).save({"model": {"conv1.weight": weight}}, 9)
+    (found,) = singular_values(read_run(path))
+    torch.testing.assert_close(torch.tensor(found), torch.linalg.svdvals(weight.flatten(1)))
+
+
+def test_a_parametrized_stem_is_not_taken_for_a_weight(tmp_path):
+    path = classifier(tmp_path)
+    state = {"conv1.parametrizations.weight.original": torch.randn(8, 3, 3, 3), "conv2.weight": torch.randn(8, 8, 3, 3)}
+    Run.open(path).save({"model": state}, 9)
+    assert singular_values(read_run(path)) == []
+
+
+def test_each_chart_has_a_title_a_sentence_and_a_table(tmp_path):
+    text = write_report(classifier(tmp_path)).read_text(encoding="utf-8")
+    charts = re.findall(r'<figure class="chart.*?</figure>', text, re.DOTALL)
+    specs = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.DOTALL)[1])
+    assert len(charts) == len(specs) > 0
+    for chart in charts:
+        assert re.search(r"<h3 id=\"t\d+\">[^<]+</h3>", chart)
+        assert re.search(r"<figcaption id=\"d\d+\">[^<]+ends at [^<]+</figcaption>", chart)
+        assert "<table>" in chart
+
+
+def test_settings_that_differ(tmp_path):
+    page = opened(
+        classifier(tmp_path, schedule__lr=0.1), classifier(tmp_path, schedule__lr=0.5), out=tmp_path / "r.html"
+    )
+    assert "What differs setting lr 0.1 lr 0.5 schedule.lr 0.1 0.5" in page.text
+
+
+def test_equal_runs_are_told_apart_by_their_numbers(tmp_path):
+    labels = [g.label for g in group(read([classifier(tmp_path), classifier(tmp_path)]))]
+    assert labels == ["svd (00000)", "svd (00001)"]
+
+
+def test_the_command_makes_the_same_configuration(tmp_path, monkeypatch):
+    changed = config(
+        "nog+olr", 3, schedule__lr=0.05, data__flip=False, schedule__milestones=[2, 3], method__olr="paper"
+    )
+    run = Run.create(tmp_path, "run", changed)
+    command = train_command(read_run(run.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiments, "train", lambda *args, **kwargs: 130)  # as if stopped at once
+    assert main([*shlex.split(command)[1:], "--quiet"]) == 130
+    (made,) = (tmp_path / "runs").glob("*/config.json")
+    assert json.loads(made.read_bytes()) == changed
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path):
+    run = classifier(tmp_path)
+    assert write_report(run).read_bytes() == write_report(run, out=tmp_path / "other.html").read_bytes()
+
+
+def test_many_runs_are_drawn_as_means(tmp_path):
+    for method in ("svd", "nog", "olr"):
+        for seed in range(5):
+            classifier(tmp_path, method, seed, error=20.0 + seed)
+    page = opened(tmp_path)
+    assert "Training loss, mean over seeds" in page.text
+    assert "All 15 trainings" not in page.text
+    assert "15 trainings, 3 settings" in page.text
+
+
+# Tables
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table with one experiment of a kept folder, small enough to be changed."""
+    content = json.loads((RESULTS / "cifar100-all" / "table.json").read_bytes())
+    folder = tmp_path / "results" / "cifar100-all"
+    folder.mkdir(parents=True)
+    (folder / "table.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_table_of_kept_results(tmp_path):
+    page = opened(RESULTS / "cifar100-all", out=tmp_path / "r.html")
+    content = json.loads((RESULTS / "cifar100-all" / "table.json").read_bytes())
+    assert content["title"] in page.text
+    for row in content["experiments"][0]["rows"]:
+        assert row["label"] in page.text
+    assert "paper ours seeds" in page.text
+    assert "how sure" in page.text
+    assert "Curves" in page.text
+    assert "orthocond table cifar100-all" in page.text
+
+
+@pytest.mark.parametrize("name", sorted(p.parent.name for p in RESULTS.glob("*/table.json")))
+def test_every_kept_table_has_a_report(tmp_path, name, monkeypatch):
+    monkeypatch.setattr("orthocond.lab.report.sources.read_kept", lambda _: [])  # reading all of them takes long
+    page = opened(RESULTS / name, out=tmp_path / "r.html")
+    assert "Verdict" in page.text
+
+
+def _cells(content):
+    measure = content["measures"][0]["name"]
+    return [row["measures"][measure] for row in content["experiments"][0]["rows"] if row["method"]["name"] != "svd"]
+
+
+def test_verdict_of_a_table_follows_from_its_numbers(table):
+    content = json.loads((table / "table.json").read_bytes())
+    for cell in _cells(content):
+        cell["difference"] |= {"verdict": "not significant", "mean": 0.1, "low": -0.9, "high": 1.1}
+        cell["paper_difference"] = None
+    first, second, third = table_verdict(content)
+    assert "none of 17 differences from SVD is more than chance can explain" in first
+    assert "The paper gives no number for the baseline" in second
+    assert "±1 around a difference" in third
+    for cell, paper in zip(_cells(content)[:3], (-3.0, -4.0, 5.0), strict=True):
+        cell["difference"] |= {"verdict": "better", "mean": -2.0}
+        cell["paper_difference"] = {"mean": paper, "low": None, "high": None}
+    first, second, third = table_verdict(content)
+    assert "BN, NS iteration and SVD + SN are better than SVD" in first
+    assert "the other 14 differences may be chance" in first
+    assert "2 of the paper's 3 differences have the same sign here, 2 of them by more than chance" in second
+    assert "1 has surely the opposite sign" in second
+    assert "the paper's typical size, 4, could be seen" in third
+
+
+def test_kept_trainings_with_a_dead_discriminator_are_told(tmp_path):
+    page = opened(RESULTS / "eigengan", out=tmp_path / "r.html")
+    # Its loss stays at 2 ln 2, as the results' own notes say.
+    assert re.search(r"AnimeFace, NOG, 2 trainings: The discriminator looks dead", page.text)
+    assert "Before you believe it, read the" in page.text
+
+
+def test_missing_and_stopped_trainings_of_a_table(table):
+    content = json.loads((table / "table.json").read_bytes())
+    content["experiments"][0]["rows"][0] |= {"missing": [4], "stopped": [{"seed": 3, "why": "The loss is nan"}]}
+    (table / "table.json").write_text(json.dumps(content))
+    page = opened(table)
+    assert "BN: seeds 4 are missing" in page.text
+    assert "BN, seed 3 did not finish: The loss is nan" in page.text
+
+
+def test_trainings_are_matched_with_their_rows(table):
+    lines = gzip.decompress((RESULTS / "runs" / "dbn-cifar100-resnet50-laptop.jsonl.gz").read_bytes()).splitlines()
+    (table.parent / "runs").mkdir()
+    (table.parent / "runs" / "dbn-cifar100-resnet50-laptop.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines)))
+    found = read([table]).trainings
+    assert {len(trainings) for trainings in found.values()} == {5}
+    rows = {t.name for trainings in found.values() for t in trainings}
+    assert len(rows) == 90
+
+
+# The command
+
+
+def run(*tokens):
+    return main([*map(str, tokens)])
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    path = classifier(tmp_path / "runs")
+    assert run("report", path) == 0
+    assert opened == [(path / "report.html").resolve().as_uri()]
+    assert str(path / "report.html") in capsys.readouterr().out
+    assert run("report", "0", "--runs", tmp_path / "runs", "--out", tmp_path / "r.html", "--no-open") == 0
+    assert (tmp_path / "r.html").is_file()
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [
+        (["report"], "needs a run"),
+        (["report", "nothing"], "There is no run 'nothing'"),
+        (["report", "."], "has neither runs nor a table"),
+        (["report", "run", "--out", "page.txt"], "ends with .html"),
+        (["report", "run", "--out", "no/page.html"], "there is no no"),
+        (["report", "run", "table"], "is a table, whose report stands alone"),
+    ],
+)
+def test_wrong_values_are_one_sentence(tmp_path, monkeypatch, capsys, tokens, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    if "run" in tokens:
+        classifier(tmp_path / "runs").rename(tmp_path / "run")
+    if "table" in tokens:
+        (tmp_path / "table").mkdir()
+        (tmp_path / "table" / "table.json").write_text('{"title": "T"}')
+    before = sorted(tmp_path.rglob("*"))
+    assert run(*tokens) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert "Traceback" not in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch, capsys):
+    path = classifier(tmp_path)
+    (path / "report.html").write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    assert run("report", path, "--no-open") == 1
+    assert "Cannot write" in capsys.readouterr().err
+    assert (path / "report.html").read_text() == "old"
+    assert not list(path.glob(".*.tmp"))
