@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: help demo test test-slow bench docs clean
+.PHONY: help demo test test-browser test-slow bench docs clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
 
 demo: .venv/.lab  ## see what treatments do to an SVD layer, in two minutes: a table, a figure and a report in runs/demo
 	$(BIN)/python -m orthocond demo
@@ -15,6 +15,10 @@ test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-browser: .venv/.dev  ## the pages in a real browser; installs Debian's Chromium if there is none
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null || apt-get install -y chromium
+	$(BIN)/python -m pytest tests/test_explorer_browser.py
 
 test-slow: .venv/.dev  ## the longer checks that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --timeout 1800

@@ -115,8 +115,10 @@ class Generator(nn.Module):
         """Images ``(n, C, H, W)`` in [-1, 1] of latents ``(n, z_dim)``."""
         if z.ndim != 2 or z.shape[1] != self.z_dim:
             raise ValueError(f"Generator needs latents (n, {self.z_dim}); got shape {tuple(z.shape)}.")
-        shaped = z.reshape(len(z), *self.latent_shape)
-        noise = () if self.noise is None else (self.noise.expand(len(z), -1),)
+        shaped = z.reshape(
+            z.shape[0], *self.latent_shape
+        )  # an exported graph keeps the number free, where len() fixes it
+        noise = () if self.noise is None else (self.noise.expand(z.shape[0], -1),)
         images: Tensor = self.module(shaped, *noise)
         if self.range in (None, (-1.0, 1.0)):
             return images

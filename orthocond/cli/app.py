@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError
 
 import orthocond
-from orthocond.cli import bench, data, demo, evaluate, listing, report, table, train, traverse
+from orthocond.cli import bench, data, demo, evaluate, explore, listing, report, table, train, traverse
 from orthocond.cli.terminal import speak_any_encoding
 from orthocond.lab.errors import EXPECTED, UsageError, explain
 
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Callable[..., int | None] | None] = {
     "evaluate": evaluate.evaluate,
     "diagnose": evaluate.diagnose,
     "traverse": traverse.traverse,
+    "explore": explore.explore,
     "report": report.report,
     "table": table.table,
     "bench": bench.bench,

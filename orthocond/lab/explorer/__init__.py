@@ -1,0 +1,1 @@
+"""A page in which generators run: one HTML file, no server."""

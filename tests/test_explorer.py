@@ -1,0 +1,148 @@
+"""The explorer before a browser opens it: sources, directions, the file, and what wrong sources are told."""
+
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import orthocond as oc
+from orthocond.cli import main
+from orthocond.directions import Directions, axes
+from orthocond.gans import EigenGenerator, SimpleGenerator
+from orthocond.lab.explorer import shipped
+from orthocond.lab.explorer.page import Exhibit, Kind, _describe_kind, write_page
+from orthocond.lab.explorer.sources import from_onnx, kinds_of, to_onnx
+
+EXHIBIT = Exhibit("toy", b"model", 4, (4,), "normal", 1.0, (-1.0, 1.0), None, (Kind("axes", "axes", "", axes(4)),))
+
+
+class Toy(nn.Module):
+    z_dim = 3
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 48)
+
+    def forward(self, z):
+        return torch.tanh(self.linear(z)).reshape(-1, 3, 4, 4)
+
+
+def run(*arguments):
+    return main([*arguments])
+
+
+# Values
+
+
+def test_directions_come_by_effect_and_ties_follow_them():
+    found = Directions(torch.eye(4)[:3], torch.tensor([5.0, 1.0, 1.0]), effect=torch.tensor([0.1, 0.2, 0.3]))
+    kind = _describe_kind(Kind("k", "title", "about", found, scores=(7.0, 8.0, 9.0)))
+    assert [row["name"] for row in kind["directions"]] == ["2", "1", "0"]
+    assert [row["score"] for row in kind["directions"]] == [9.0, 8.0, 7.0]
+    assert kind["ties"] == [[0, 1]]
+
+
+def test_exported_models_agree_with_torch_for_any_number_of_latents(tmp_path):
+    generator = oc.Generator(Toy(), range=(-1, 1))
+    content, batch = to_onnx(generator, "toy")
+    assert batch is None
+    file = tmp_path / "toy.onnx"
+    file.write_bytes(content)
+    exhibit = from_onnx(file)
+    assert (exhibit.z_dim, exhibit.batch, exhibit.latent_shape) == (3, None, (3,))
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content)
+    for count in (1, 5):
+        z = generator.sample(count)
+        found = torch.from_numpy(session.run(None, {"z": z.numpy()})[0])
+        torch.testing.assert_close(found, generator(z).detach(), rtol=0, atol=5e-6)
+    assert generator.module.training
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: SimpleGenerator(8, 5, 4), ["joint", "jacobian", "sefa", "axes"]),
+        (lambda: EigenGenerator(8, 2, 4, 4), ["layers", "joint", "jacobian", "axes"]),
+        (Toy, ["joint", "jacobian", "axes"]),
+    ],
+)
+def test_every_generator_has_its_kinds_of_directions(make, names):
+    generator = make()
+    noise = torch.zeros(4) if isinstance(generator, EigenGenerator) else None
+    kinds = list(kinds_of(oc.Generator(generator, noise=noise, range=None)))
+    assert [kind.name for kind in kinds] == names
+    assert all(kind.directions.effect is not None for kind in kinds)
+
+
+def test_the_file_needs_nothing_else():
+    page = write_page([EXHIBIT], "A <title> & more")
+    assert "A &lt;title&gt; &amp; more" in page
+    assert not re.findall(r"(?:src|href)=\"?(?!\")http", page)
+    assert len(page) < 6e6
+    assert "{{" not in page.replace("{{", "", 0).split("<script>")[0]
+
+
+def test_text_of_a_model_cannot_end_the_script():
+    page = write_page([replace(EXHIBIT, name="</script><script>alert(1)</script>")], "x")
+    assert "<script>alert" not in page
+
+
+# The command
+
+
+def test_explore_writes_one_file_for_a_function(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_generator.py").write_text(
+        "import torch\nfrom torch import nn\n\n\ndef make():\n"
+        "    return nn.Sequential(nn.Linear(3, 48), nn.Sigmoid(), nn.Unflatten(1, (3, 4, 4)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", lambda url: pytest.fail("it was told not to open"))
+    assert run("explore", "my_generator:make", "--z-dim", "3", "--range", "0", "1", "--no-open") == 0
+    assert "Written to explore.html" in capsys.readouterr().out
+    assert (tmp_path / "explore.html").stat().st_size > 4e6
+    sys.modules.pop("my_generator")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["nothing.onnx"], "There is no file nothing.onnx"),
+        (["broken.onnx"], "broken.onnx is not an ONNX model"),
+        (["7"], "There is no run '7'"),
+        (["--out", "page.pdf"], "needs a file that ends with .html"),
+        (["broken.onnx", "--range", "1", "0"], "smaller value first"),
+        (["broken.onnx", "--prior", "cauchy"], "prior"),
+    ],
+)
+def test_wrong_sources_get_a_sentence(tmp_path, monkeypatch, capsys, arguments, error):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.onnx").write_bytes(b"this is not a model")
+    assert run("explore", "--no-open", *arguments) in (1, 2)
+    text = capsys.readouterr().err
+    assert error in text
+    assert "Traceback" not in text
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_images_outside_the_range_are_refused(tmp_path):
+    generator = oc.Generator(Toy(), range=(-1, 1))
+    file = tmp_path / "toy.onnx"
+    file.write_bytes(to_onnx(generator, "toy")[0])
+    with pytest.raises(ValueError, match="was declared as"):
+        from_onnx(file, range=(0, 1))
+
+
+def test_the_generator_that_ships_draws_discs_on_a_ground(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("explore", "--no-open") == 0
+    assert "explore.html" in capsys.readouterr().out
+    images = shipped.generator()(torch.randn(32, 6, generator=torch.Generator().manual_seed(0))).detach()
+    corners = images[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
+    assert float(corners.std(2).mean()) < 0.05  # one ground
+    assert float(images.std((2, 3)).mean()) > 0.15  # and something on it

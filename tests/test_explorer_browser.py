@@ -1,0 +1,368 @@
+"""The page of the explorer in a real browser, from disk with the network cut: every control does what it says."""
+
+import base64
+import io
+import json
+import re
+import shutil
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import orthocond as oc
+from orthocond.directions import Directions, axes
+from orthocond.gans import EigenGenerator, SimpleGenerator
+from orthocond.lab.explorer.page import Kind, write_page
+from orthocond.lab.explorer.sources import from_module, from_onnx, to_onnx
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright; make test-browser installs it")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; make test-browser installs it")
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+class Quadrants(nn.Module):
+    """Four latents, each of which lights one quadrant of 8 x 8 pixels: what a direction does is known."""
+
+    z_dim = 4
+
+    def forward(self, z):
+        corner = torch.zeros(4, 8, 8)
+        for i in range(4):
+            corner[i, 4 * (i // 2) : 4 * (i // 2) + 4, 4 * (i % 2) : 4 * (i % 2) + 4] = 1
+        return torch.tanh(torch.einsum("ni,ihw->nhw", z, corner))[:, None].expand(-1, 3, -1, -1)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def quadrants():
+    tied = Directions(torch.eye(4)[:3], torch.tensor([2.0, 1.0, 1.0]), method="sefa")
+    exhibit = from_module(Quadrants(), "quadrants")
+    kinds = (
+        Kind("axes", "axes", "One latent each.", axes(4).measure(Quadrants())),
+        Kind("tied", "tied", "Two tie.", tied),
+    )
+    return replace(exhibit, kinds=kinds)
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Open a page and wait until it has drawn; messages of the console are errors."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True, offline=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+
+    def go(exhibits, state=None, width=1280):
+        file = tmp_path / "page.html"
+        file.write_text(write_page(exhibits, "Test <of> the page"), encoding="utf-8")
+        tab = context.new_page()
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.problems = []
+        tab.on("pageerror", lambda error: tab.problems.append(str(error)))
+        tab.on("request", lambda request: tab.problems.append(request.url) if request.url.startswith("http") else None)
+        tab.goto(file.as_uri() + (f"#{state}" if state else ""))
+        tab.wait_for_function(
+            "document.body.dataset.ready === 'true' || !document.getElementById('problem').hidden", timeout=60_000
+        )
+        return tab
+
+    yield go
+    context.close()
+
+
+def settled(tab, action):
+    """Do something and wait for the pictures that follow."""
+    before = int(tab.evaluate("document.body.dataset.updates"))
+    action()
+    tab.wait_for_function(f"Number(document.body.dataset.updates) > {before} && !busy && !again", timeout=30_000)
+
+
+def pixels(tab, selector="#models canvas"):
+    url = tab.evaluate(f"document.querySelector('{selector}').toDataURL()")
+    image = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB")
+    return torch.from_numpy(np.array(image, dtype=np.float32))
+
+
+def corners(tab, selector="#models canvas"):
+    """Brightness of the four quadrants."""
+    image = pixels(tab, selector).mean(2)
+    h, w = image.shape
+    spots = ((h // 4, w // 4), (h // 4, 3 * w // 4), (3 * h // 4, w // 4), (3 * h // 4, 3 * w // 4))
+    return [float(image[y, x]) for y, x in spots]
+
+
+def place_of(tab, selector):
+    """The latent of a direction that is called z3."""
+    return int(tab.input_value(selector).removeprefix("z"))
+
+
+def slide(tab, index, value):
+    settled(tab, lambda: tab.evaluate(
+        """([i, v]) => { const s = document.querySelectorAll('.direction input[type=range]')[i]; s.value = v;
+        s.dispatchEvent(new Event('input')); s.dispatchEvent(new Event('change')); }""", [index, value]))  # fmt: skip
+
+
+def test_pictures_are_those_of_the_generator(opened, quadrants):
+    tab = opened([quadrants])
+    z = torch.tensor(tab.evaluate("[...latent(0, 0, 4, 'normal')]"))
+    expected = (255 * (torch.tanh(z) + 1) / 2).tolist()
+    assert corners(tab) == pytest.approx(expected, abs=1)
+    assert tab.title() == "Test <of> the page"
+    assert tab.problems == []
+
+
+def test_normal_latents_have_mean_0_and_deviation_1(opened, quadrants):
+    tab = opened([quadrants])
+    z = torch.tensor(tab.evaluate("[...Array(2000).keys()].map(i => [...latent(i, 0, 8, 'normal')])"))
+    assert float(z.mean()) == pytest.approx(0, abs=0.03)
+    assert float(z.std()) == pytest.approx(1, abs=0.03)
+    u = torch.tensor(tab.evaluate("[...Array(500).keys()].map(i => [...latent(i, 0, 8, 'uniform')])"))
+    assert float(u.min()) > -1
+    assert float(u.std()) == pytest.approx(3**-0.5, abs=0.03)
+
+
+def test_a_slider_moves_its_direction_alone_and_undo_takes_it_back(opened, quadrants):
+    tab = opened([quadrants])
+    order = [place_of(tab, f".direction input[type=text] >> nth={i}") for i in range(4)]
+    before = corners(tab)
+    slide(tab, 0, 3)
+    after = corners(tab)
+    assert after[order[0]] > before[order[0]] + 10
+    assert [after[i] for i in order[1:]] == pytest.approx([before[i] for i in order[1:]], abs=1)
+    settled(tab, lambda: tab.click("#undo"))
+    assert corners(tab) == pytest.approx(before, abs=1)
+
+
+def test_set_fixes_the_coordinate_whatever_the_seed(opened, quadrants):
+    tab = opened([quadrants])
+    settled(tab, lambda: tab.select_option("#mode", "set"))
+    place = place_of(tab, ".direction input[type=text] >> nth=0")
+    slide(tab, 0, 0.5)
+    found = []
+    for seed in ("3", "4"):
+        settled(tab, lambda seed=seed: (tab.fill("#seed", seed), tab.press("#seed", "Enter")))
+        found.append(corners(tab))
+    expected = 255 * (torch.tanh(torch.tensor(0.5)).item() + 1) / 2
+    assert [c[place] for c in found] == pytest.approx([expected] * 2, abs=1)
+    assert found[0] != found[1]
+
+
+def test_seed_random_truncation_samples_reset(opened, quadrants):
+    tab = opened([quadrants])
+    first = corners(tab)
+    settled(tab, lambda: tab.click("#random"))
+    assert corners(tab) != first
+    settled(tab, lambda: tab.evaluate(
+        "(() => { const t = document.getElementById('truncation'); t.value = 0; t.dispatchEvent(new Event('input')); "
+        "t.dispatchEvent(new Event('change')); })()"))  # fmt: skip
+    assert corners(tab) == pytest.approx([127.5] * 4, abs=1)
+    settled(tab, lambda: tab.select_option("#samples", "4"))
+    settled(tab, lambda: tab.click("#reset"))
+    assert corners(tab) == pytest.approx(first, abs=1)
+    settled(tab, lambda: tab.select_option("#samples", "9"))
+    assert tab.evaluate("shown[0].count") == 9
+
+
+def test_dragging_and_arrow_keys_walk_along_two_directions(opened, quadrants):
+    tab = opened([quadrants])
+    box = tab.locator("#models canvas").first.bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+
+    def drag():
+        tab.mouse.move(*middle)
+        tab.mouse.down()
+        tab.mouse.move(middle[0] + box["width"] / 4, middle[1] - box["width"] / 8, steps=4)
+        tab.mouse.up()
+
+    settled(tab, drag)
+    assert tab.evaluate("state.values.axes.slice(0, 2)") == pytest.approx([1.5, -0.75], abs=0.05)
+    settled(tab, lambda: tab.keyboard.press("ArrowRight"))
+    settled(tab, lambda: tab.keyboard.press("ArrowDown"))
+    assert tab.evaluate("state.values.axes.slice(0, 2)") == pytest.approx([1.75, -0.5], abs=0.05)
+
+
+def test_the_strip_walks_the_chosen_direction(opened, quadrants):
+    tab = opened([quadrants])
+    settled(tab, lambda: tab.check(".direction input[type=radio] >> nth=1"))
+    tab.wait_for_function("!busy")
+    place = place_of(tab, ".direction input[type=text] >> nth=1")
+    strip = pixels(tab, "#strips canvas").mean(2)
+    side = strip.shape[1] // 7
+    y = side // 4 if place < 2 else 3 * side // 4
+    x = side // 4 if place % 2 == 0 else 3 * side // 4
+    brightness = [float(strip[y, i * side + x]) for i in range(7)]
+    assert brightness == sorted(brightness)
+    assert brightness[-1] - brightness[0] > 150
+
+
+def test_the_heat_map_shows_where_a_direction_acts(opened, quadrants):
+    tab = opened([quadrants])
+    settled(tab, lambda: tab.check("#heat"))
+    place = place_of(tab, ".direction input[type=text] >> nth=0")
+    found = tab.evaluate(
+        "(() => { const c = document.querySelector('canvas.over'), d = c.getContext('2d'); "
+        "return [[.25, .25], [.75, .25], [.25, .75], [.75, .75]].map("
+        "([x, y]) => d.getImageData(x * c.width, y * c.height, 1, 1).data[3]); })()"
+    )
+    assert found[place] > 200
+    assert [v for i, v in enumerate(found) if i != place] == [0, 0, 0]
+
+
+def test_a_rectangle_finds_the_direction_that_acts_in_it(opened, quadrants):
+    tab = opened([quadrants])
+    settled(tab, lambda: tab.select_option("#tool", "region"))
+    box = tab.locator("#models canvas").first.bounding_box()
+
+    def draw():
+        tab.mouse.move(box["x"] + 0.55 * box["width"], box["y"] + 0.05 * box["height"])
+        tab.mouse.down()
+        tab.mouse.move(box["x"] + 0.95 * box["width"], box["y"] + 0.45 * box["height"], steps=4)
+        tab.mouse.up()
+
+    draw()
+    tab.wait_for_function("state.kind === 'region' && !busy", timeout=30_000)
+    vector = tab.evaluate("kindOf(models[0]).directions[0].vector")
+    assert abs(vector[1]) == pytest.approx(1, abs=1e-3)  # the quadrant at the top right
+    assert tab.evaluate("kindOf(models[0]).directions[0].importance") > 0.6
+    link = tab.evaluate("location.hash")[1:]
+    again = opened([quadrants], state=link)
+    assert again.evaluate("state.kind") == "region"
+    assert abs(again.evaluate("kindOf(models[0]).directions[0].vector")[1]) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_address_restores_everything(opened, quadrants):
+    tab = opened([quadrants])
+    settled(tab, lambda: (tab.fill("#seed", "17"), tab.press("#seed", "Enter")))
+    slide(tab, 2, -1.5)
+    settled(tab, lambda: tab.select_option("#samples", "4"))
+    tab.fill(".direction input[type=text] >> nth=0", "light é")
+    settled(tab, lambda: tab.press(".direction input[type=text] >> nth=0", "Enter"))
+    again = opened([quadrants], state=tab.evaluate("location.hash")[1:])
+    assert again.evaluate("state") == tab.evaluate("state")
+    assert torch.equal(pixels(again), pixels(tab))
+    assert again.input_value(".direction input[type=text] >> nth=0") == "light é"
+    assert opened([quadrants], state="%%%nonsense").evaluate("state.seed") == 0
+
+
+def test_ties_are_told(opened, quadrants):
+    tab = opened([quadrants])
+    settled(tab, lambda: tab.select_option("#kind", "tied"))
+    assert "1, 2: arbitrary up to rotation" in tab.inner_text("#about")
+    assert tab.locator(".tie").count() == 2
+
+
+def test_downloads_are_what_they_say(opened, quadrants, tmp_path):
+    tab = opened([quadrants])
+    tab.fill(".direction input[type=text] >> nth=0", "corner")
+    settled(tab, lambda: tab.press(".direction input[type=text] >> nth=0", "Enter"))
+    files = {}
+    for button in ("save-png", "save-strip", "save-gif", "save-json"):
+        with tab.expect_download() as waiting:
+            tab.click(f"#{button}")
+        files[button] = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(files[button])
+    with Image.open(files["save-png"]) as picture, Image.open(files["save-strip"]) as strip:
+        assert picture.width >= 400
+        assert strip.width == 7 * strip.height
+    with Image.open(files["save-gif"]) as animation:
+        assert (animation.format, animation.n_frames) == ("GIF", 30)
+    found = Directions.load(files["save-json"])
+    assert found.names[0] == "corner"
+    assert found.vectors.shape == (4, 4)
+    tab.set_input_files("#load-json", str(files["save-json"]))
+    tab.wait_for_function("state.kind.startsWith('file:')")
+    assert tab.input_value(".direction input[type=text] >> nth=0") == "corner"
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({"directions": [{"vector": [1, 2]}]}))
+    tab.set_input_files("#load-json", str(wrong))
+    tab.wait_for_function("document.getElementById('status').textContent.includes('4 numbers each')")
+    tab.click("#copy-link")
+    tab.wait_for_function("document.getElementById('status').textContent.includes('copied')")
+    assert tab.evaluate("navigator.clipboard.readText()") == tab.url
+
+
+def test_models_stand_side_by_side_from_the_same_latent(opened, quadrants):
+    tab = opened([quadrants, replace(quadrants, name="again")])
+    assert tab.locator("#models figure").count() == 2
+    assert torch.equal(
+        pixels(tab, "#models figure:nth-child(1) canvas"), pixels(tab, "#models figure:nth-child(2) canvas")
+    )
+    slide(tab, 0, 2)
+    assert torch.equal(
+        pixels(tab, "#models figure:nth-child(1) canvas"), pixels(tab, "#models figure:nth-child(2) canvas")
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: SimpleGenerator(32, 6, 4), lambda: EigenGenerator(32, 3, 8, 4)], ids=["vanilla", "eigengan"]
+)
+def test_our_generators_run_in_the_page(opened, make):
+    generator = make()
+    tab = opened([from_module(generator, "ours")])
+    kinds = tab.eval_on_selector_all("#kind option", "options => options.map(o => o.value)")
+    assert set(kinds) >= {"jacobian", "axes"}
+    assert ("layers" in kinds) == isinstance(generator, EigenGenerator)
+    effects = tab.evaluate("models[0].kinds.map(k => k.directions.map(d => d.effect))")
+    assert all(rows == sorted(rows, reverse=True) for rows in effects)
+    assert tab.problems == []
+
+
+def test_latents_of_another_shape_and_a_fixed_batch(opened, tmp_path):
+    module = nn.Sequential(nn.ConvTranspose2d(5, 1, 8), nn.Sigmoid()).eval()
+    file = tmp_path / "foreign.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter about itself
+        torch.onnx.export(module, (torch.randn(2, 5, 1, 1),), file, dynamo=True, verbose=False)
+    tab = opened([from_onnx(file, prior="uniform", range=(0, 1))])
+    settled(tab, lambda: tab.select_option("#samples", "9"))
+    z = torch.tensor(tab.evaluate("[...latent(0, 0, 5, 'uniform')]")).reshape(1, 5, 1, 1)
+    with torch.no_grad():
+        expected = 255 * float(module(z)[0, 0, 0, 0])
+    assert tab.evaluate("pixels(shown[0], 0).data[0]") == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize("damage", ["no model", "not a number"])
+def test_a_broken_model_is_a_sentence(opened, quadrants, damage):
+    class Nothing(nn.Module):
+        def forward(self, z):
+            return (z.sum(1)[:, None, None, None] * torch.zeros(1, 3, 4, 4)) / 0.0
+
+    onnx = b"nonsense"
+    if damage == "not a number":
+        onnx, _ = to_onnx(oc.Generator(Nothing(), 4, range=None, latent_shape=(4,)), "nan")
+    tab = opened([replace(quadrants, onnx=onnx)])
+    assert re.match(r"The generator quadrants cannot run in this page: .+", tab.inner_text("#problem"))
+
+
+def test_keyboard_and_screen_reader_reach_everything(opened, quadrants):
+    tab = opened([quadrants])
+    unnamed = tab.evaluate(
+        """[...document.querySelectorAll('button, input, select, [tabindex]')].filter(e => !(
+        e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.length)).map(e => e.outerHTML)"""
+    )
+    assert unnamed == []
+    assert tab.get_attribute("#status", "aria-live") == "polite"
+    tab.focus(".direction input[type=range] >> nth=0")
+    settled(tab, lambda: tab.keyboard.press("ArrowRight"))
+    assert tab.evaluate("state.values.axes[0]") == pytest.approx(0.05)
+    assert "seed 0" in tab.get_attribute("#models canvas", "aria-label")
+
+
+@pytest.mark.parametrize("width", [390, 1500])
+def test_nothing_overflows(opened, quadrants, width):
+    tab = opened([quadrants, quadrants], width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
