@@ -233,8 +233,11 @@ def test_files_of_several_sizes_need_a_size(tmp_path):
 
 
 def test_leaving_the_loop_ends_the_thread():
+    before = set(threading.enumerate())
+
     def threads():
-        return [thread for thread in threading.enumerate() if thread.name == "orthocond-batches"]
+        new = set(threading.enumerate()) - before
+        return [thread for thread in new if thread.name == "orthocond-batches"]
 
     batches = Pipeline(data=sprites(100, size=16), batch_size=10, train=True).batches()
     next(batches)
