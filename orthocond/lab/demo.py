@@ -1,7 +1,5 @@
 """The paper's phenomenon in two minutes: three trainings side by side, a table, a figure, a report."""
 
-import base64
-import html
 import io
 import json
 import statistics
@@ -23,6 +21,8 @@ from orthocond.lab.config import change
 from orthocond.lab.display import Display
 from orthocond.lab.generation.pictures import picture
 from orthocond.lab.launch import launch
+from orthocond.lab.report.content import Items, Picture, Section
+from orthocond.lab.report.write import write_report
 from orthocond.lab.runs import Run
 from orthocond.lab.task import EVALUATION
 
@@ -90,7 +90,7 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
     rows = {name: _row(run, times[name]) for name, run in runs.items()}
     figure = _figure({name: run.metrics() for name, run in runs.items()}, configs["svd"].model.eps)
     (out / "conditioning.png").write_bytes(figure)
-    (out / "report.html").write_text(_report(rows, configs["svd"], figure), encoding="utf-8")
+    write_report(out, title="What treatments do to an SVD layer", opening=_opening(rows, configs["svd"]))
     console.print(_table(rows, configs["svd"].model.eps))
     for text in _words(rows, configs["svd"]):
         console.print(f"\n{text}", markup=False)
@@ -231,55 +231,15 @@ def _figure(metrics: Mapping[str, Sequence[Mapping[str, Any]]], eps: float) -> b
     return file.getvalue()
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>orthocond: conditioning of an SVD layer</title>
-<style>
-  body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }}
-  img {{ max-width: 100%; }}
-  .sprites {{ image-rendering: pixelated; }}
-  .wide {{ overflow-x: auto; }}
-  table {{ border-collapse: collapse; margin: 1rem 0; white-space: nowrap; }}
-  th, td {{ padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }}
-  th:first-child, td:first-child {{ text-align: left; }}
-  code {{ background: #f3f3f3; padding: 0 .2rem; }}
-</style>
-<h1>What treatments do to an SVD layer</h1>
-<p>A small ResNet learned to tell {classes} classes of sprites apart, {steps} steps with each method. Its first
-normalization is a decorrelated one: it whitens its 64 channels with the inverse square root of their covariance P.</p>
-<p><img class="sprites" src="data:image/png;base64,{sprites}" alt="Sprites: colored shapes on gray, with noise"></p>
-<ul>{methods}</ul>
-<div class="wide"><table><tr>{header}</tr>{rows}</table></div>
-<p>ε = {eps:g}. Condition numbers and rank are medians of the last {last:.0f} % of the training. OLR is the part of the
-steps that the optimal learning rate shortened. The time of a step is measured with the methods taking turns on one
-thread.</p>
-<p><img src="data:image/png;base64,{figure}" alt="Condition numbers and loss over the training steps"></p>
-{words}
-<p>More: <code>orthocond list</code>, <code>orthocond train dbn-sprites-small --help</code>,
-<code>orthocond table</code>.</p>
-</html>
-"""
-
-
-def _report(rows: Mapping[str, Row], config: Classification, figure: bytes) -> str:
-    """A page that needs no other file."""
+def _opening(rows: Mapping[str, Row], config: Classification) -> Section:
+    """What a newcomer has to know before the numbers."""
     images = load_data(config.data).train
     seen = picture(torch.as_tensor(images.images[:_SEEN]).float() / 127.5 - 1, _SEEN // 2)
-    total = config.schedule.epochs * _epoch_steps(config)
-    return _PAGE.format(
-        classes=len(images.classes),
-        steps=min(total, config.schedule.steps or total),
-        sprites=base64.b64encode(seen).decode(),
-        methods="".join(f"<li><b>{name}</b>: {html.escape(text)}</li>" for name, text in METHODS.items()),
-        header="".join(f"<th>{name}</th>" for name in _HEADER),
-        rows="".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(name, row)) + "</tr>"
-            for name, row in rows.items()
-        ),
-        eps=config.model.eps,
-        last=100 * _LAST,
-        figure=base64.b64encode(figure).decode(),
-        words="".join(f"<p>{html.escape(text)}</p>" for text in _words(rows, config)),
+    text = (
+        f"A small ResNet learned to tell {len(images.classes)} classes of sprites apart. Its first normalization is a "
+        "decorrelated one: it whitens its 64 channels with the inverse square root of their covariance P. On one "
+        f"thread a step takes {', '.join(f'{row.milliseconds:.0f} ms ({name})' for name, row in rows.items())}."
     )
+    methods = [f"`{name}`: {what}." for name, what in METHODS.items()]
+    sprites = Picture(seen, "What it sees", "Sprites: colored shapes on gray, with noise.", wide=True)
+    return Section("What you see", [sprites, Items([*methods, *_words(rows, config)])], text)

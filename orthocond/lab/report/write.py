@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,7 @@ from jinja2 import Environment
 from markupsafe import Markup, escape
 
 import orthocond
-from orthocond.lab.report.content import Chart, Page
+from orthocond.lab.report.content import Chart, Page, Section
 from orthocond.lab.report.sources import TABLE, Table, read
 from orthocond.lab.report.tabled import table_page
 from orthocond.lab.report.trainings import trainings_page
@@ -26,7 +27,12 @@ NAME = "report.html"
 _STATIC = files("orthocond.lab.report") / "static"
 
 
-def write_report(*paths: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+def write_report(
+    *paths: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    title: str = "",
+    opening: Section | None = None,
+) -> Path:
     """Write one HTML file that tells what a run, several runs or a table have found.
 
     The file needs neither network nor server, and nothing else is written. The same folders give the same bytes.
@@ -34,6 +40,8 @@ def write_report(*paths: str | os.PathLike[str], out: str | os.PathLike[str] | N
     Args:
         paths: Run folders and folders of runs, or the folder of one table.
         out: The file; ``report.html`` in the folder if there is one path, else in the current folder.
+        title: The heading, if it is to be another one.
+        opening: A section before the others, for what only the caller knows.
 
     Returns:
         The file.
@@ -51,7 +59,8 @@ def write_report(*paths: str | os.PathLike[str], out: str | os.PathLike[str] | N
     found = read(sources)
     file = Path(out)
     page = table_page(found) if isinstance(found, Table) else trainings_page(found, file)
-    write_atomically(file, render(page).encode())
+    sections = page.sections if opening is None else [opening, *page.sections]
+    write_atomically(file, render(replace(page, title=title or page.title, sections=sections)).encode())
     return file
 
 
