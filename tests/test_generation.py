@@ -19,7 +19,7 @@ from orthocond.lab.data import Pipeline
 from orthocond.lab.experiments import preset
 from orthocond.lab.factories import NotAllowedError
 from orthocond.lab.generation import task as generation
-from orthocond.lab.generation.config import GRAMMAR, GanData, GanMethod, GanModel, GanObjective, Generation
+from orthocond.lab.generation.config import GRAMMAR, GanData, GanMethod, GanModel, GanObjective, GanSchedule, Generation
 from orthocond.lab.generation.data import load_images
 from orthocond.lab.generation.networks import build, latent_layers, load_generator, prepare, sample
 from orthocond.lab.generation.pictures import picture
@@ -244,6 +244,48 @@ def test_the_learning_rate_falls_to_zero_in_the_end(tmp_path):
     assert {m["lr"] for m in trained(tmp_path, short(tiny())).metrics()} == {1e-3}
 
 
+def test_every_rate_follows_the_schedule(tmp_path, monkeypatch):
+    """The rates that Adam uses, and all parameters once."""
+    config = short(eigen("lvp"), 4)
+    own = {"discriminator_lr": 2e-3, "subspace_lr": 0.01, "importance_lr": 0.03}
+    config = replace(config, schedule=replace(config.schedule, constant=0.5, end=0.1, **own))
+    seen, real = [], torch.optim.Adam.step
+
+    def step(self, *args):
+        seen.append({group.get("name", ""): group["lr"] for group in self.param_groups})
+        moved.append({id(p) for group in self.param_groups for p in group["params"]})
+        return real(self, *args)
+
+    moved = []
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    run = trained(tmp_path, config)
+    for i, part in enumerate([1, 1, 0.7, 0.4]):
+        assert seen[2 * i] == pytest.approx({"": 2e-3 * part})
+        rates = {"rest": 1e-3, "subspaces": 0.01, "importances": 0.03, "": 1e-3}  # the last one is LVP's network
+        assert seen[2 * i + 1] == pytest.approx({name: rate * part for name, rate in rates.items()})
+    assert [m["lr"] for m in run.metrics()] == pytest.approx([1e-3, 1e-3, 0.7e-3, 0.4e-3])
+    predictor = run.load().state["predictor"]
+    assert len(moved[1]) == len(list(prepare(config).generator.parameters())) + len(predictor)
+    start = prepare(config).generator.state_dict()
+    state = run.load().state["generator"]
+    scale, weight = "blocks.0.subspace.scale", "blocks.0.subspace.weight"
+    assert (state[scale] - start[scale]).abs().max() > 0.03
+    assert (state[weight] - start[weight]).abs().max() < 0.04
+
+
+def test_stiefel_steps_have_the_rate_of_the_subspaces(tmp_path):
+    for rate, length in ((None, 0.03), (0.005, 0.15)):
+        config = short(eigen("stiefel"), 1)
+        config = replace(config, schedule=replace(config.schedule, subspace_lr=rate, importance_lr=0.03))
+        run = trained(tmp_path, config)
+        before, after = prepare(config).generator.state_dict(), run.load().state["generator"]
+        update = (after["blocks.0.subspace.weight"] - before["blocks.0.subspace.weight"]).double()
+        # The polar retraction of a step of this length turns by its arctangent.
+        expected = 2 * math.sin(math.atan(length) / 2)
+        assert torch.linalg.svdvals(update) == pytest.approx([expected] * 2, rel=1e-3)
+        assert run.metrics()[-1]["condition"] == pytest.approx(1, abs=1e-5)
+
+
 def test_an_average_without_memory_is_the_generator(tmp_path):
     config = short(tiny())
     state = trained(tmp_path, replace(config, schedule=replace(config.schedule, ema=0.0))).load().state
@@ -299,6 +341,42 @@ def test_presets_of_laptops_build_and_are_read_back(name):
     assert sum(p.numel() for p in generator.parameters()) < 600_000
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_of_workstations_make_a_step(tmp_path, name):
+    config = preset(name, "workstation")
+    assert (config.scale, config.data.size, config.schedule.batch_size) == ("workstation", 32, 16)
+    assert experiments.read_config(to_json(config)) == config
+    data = replace(config.data, source="sprites", limit=8)
+    schedule = replace(config.schedule, steps=1, batch_size=4)
+    run = trained(tmp_path, replace(config, data=data, schedule=schedule, sample_every=0))
+    assert run.metrics()[-1]["finished"]
+    generator, discriminator = build(config.model, 32)
+    channels = 128 if config.model.name == "eigengan" else 8 * config.model.discriminator_width
+    assert max(p.shape[0] for p in discriminator.parameters() if p.ndim == 4) <= channels
+    assert sum(p.numel() for p in generator.parameters()) < 400_000
+
+
+def test_settings_of_workstations_are_those_that_were_measured():
+    faces, anime = preset("gan-celeba", "workstation"), preset("eigengan-animeface", "workstation")
+    assert faces.schedule == GanSchedule(9500, 16, 1e-3, (0.0, 0.99), constant=0.5, ema=0.998)
+    assert (faces.objective.penalty_weight, faces.objective.penalty_interval) == (0.02, 4)
+    assert (faces.model.discriminator_width, faces.model.discriminator_norm) == (48, False)
+    expected = GanSchedule(11_000, 16, 1e-3, (0.0, 0.99), constant=0.5, ema=0.997, end=0.05, importance_lr=0.03)
+    assert anime.schedule == expected
+    assert (anime.objective.penalty_weight, anime.objective.penalty_interval) == (0.05, 8)
+    assert anime.method.stiefel_scale * anime.schedule.lr == pytest.approx(0.03)
+    generator, discriminator = build(anime.model, 32)
+    assert max(p.shape[1] for p in generator.parameters() if p.ndim == 4) == 64
+    assert max(p.shape[1] for p in discriminator.parameters() if p.ndim == 4) == 128
+
+
+def test_settings_of_earlier_runs_are_read_with_what_they_meant():
+    schedule = {"steps": 1000, "batch_size": 32, "lr": 1e-3, "betas": [0.0, 0.99], "constant": 1.0, "ema": 0.99}
+    found = experiments.read_config({"kind": "generation", "schedule": schedule})
+    assert found.schedule == preset("gan-sprites").schedule
+    assert (found.schedule.end, found.schedule.importance_lr, found.schedule.discriminator_lr) == (0.0, None, None)
+
+
 def test_sizes_of_the_networks_that_were_measured_to_work():
     generator, discriminator = build(preset("gan-celeba").model, 32)
     assert sum(p.numel() for p in generator.parameters()) == pytest.approx(311_000, rel=0.01)
@@ -312,7 +390,7 @@ def test_kinds_of_experiments(tmp_path):
         experiments.read_config({"kind": "gan"})
     with pytest.raises(ValueError, match=r"no preset 'gan-sprite'\. Did you mean 'gan-sprites'"):
         experiments.preset("gan-sprite")
-    with pytest.raises(ValueError, match="has the scales 'paper', 'laptop'; got 'large'"):
+    with pytest.raises(ValueError, match="has the scales 'paper', 'workstation', 'laptop'; got 'large'"):
         preset("gan-sprites", "large")
     config = short(tiny())
     assert experiments.train(config, run_of(tmp_path, config)) == 0
@@ -356,6 +434,10 @@ def test_errors(tmp_path, settings, error):
     [
         (lambda: GanData(shape="disc", source="celeba-10k"), "data.shape is a setting of sprites; celeba-10k has none"),
         (lambda: GanData(resize=8), "data.resize needs at least data.size, 16; got 8"),
+        (
+            lambda: Generation(schedule=GanSchedule(importance_lr=0.03)),
+            "schedule.importance_lr is a rate of EigenGAN's subspaces; simple has none",
+        ),
         (lambda: GanModel("simpel"), "no GAN 'simpel'. Did you mean 'simple'"),
         (lambda: GanMethod("noog"), "no method 'noog'. Did you mean 'nog'"),
         (lambda: GanMethod("nog@some"), r"'nog@some' has no such layers.*nog@all, nog@inner, olr@all"),

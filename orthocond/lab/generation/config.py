@@ -78,6 +78,8 @@ class GanModel:
             draws within minutes.
         discriminator_width: Channels of the discriminator's first convolution.
         discriminator_norm: Whether the discriminator of ``simple`` normalizes.
+        discriminator_max_channels: Limit of the channels of the discriminator of ``eigengan``; None takes
+            ``max_channels``.
     """
 
     name: _NetworkName = "simple"
@@ -91,6 +93,7 @@ class GanModel:
     form: Literal["working", "faithful"] = "working"
     discriminator_width: Count = 64
     discriminator_norm: bool = True
+    discriminator_max_channels: Count | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -179,8 +182,12 @@ class GanSchedule:
         batch_size: Images of one step, over all processes.
         lr: Learning rate of both.
         betas: Adam's betas.
-        constant: Part of the steps with this rate; in the rest it falls linearly to 0.
+        constant: Part of the steps with this rate; in the rest it falls linearly, and the other rates with it.
         ema: Decay of the averaged generator, which is shown and measured, in each step; 0 for none.
+        end: To which part of itself the rate falls.
+        discriminator_lr: Rate of the discriminator; None takes ``lr``.
+        subspace_lr: Rate of the weights of EigenGAN's subspaces; None takes ``lr``.
+        importance_lr: Rate of the scales of EigenGAN's latents; None takes ``lr``, with which they hardly move.
     """
 
     steps: Count = 1000
@@ -189,6 +196,10 @@ class GanSchedule:
     betas: tuple[BelowOne, BelowOne] = (0.0, 0.99)
     constant: Fraction = 1.0
     ema: BelowOne = 0.99
+    end: Fraction = 0.0
+    discriminator_lr: Positive | None = None
+    subspace_lr: Positive | None = None
+    importance_lr: Positive | None = None
 
 
 @register
@@ -198,7 +209,7 @@ class Generation:
 
     Attributes:
         preset: Name of the preset it comes from.
-        scale: ``paper`` or ``laptop``.
+        scale: ``paper``, ``workstation`` or ``laptop``.
         method: The treatments, or the rival.
         data: The images.
         model: The networks.
@@ -225,3 +236,10 @@ class Generation:
     save_every: CountOrZero = 500
     sample_every: CountOrZero = 500
     kind: Literal["generation"] = "generation"
+
+    @model_validator(mode="after")
+    def _has_subspaces(self) -> Self:
+        for name in ("subspace_lr", "importance_lr"):
+            if self.model.name == "simple" and getattr(self.schedule, name) is not None:
+                raise ValueError(f"schedule.{name} is a rate of EigenGAN's subspaces; simple has none. Leave it out.")
+        return self

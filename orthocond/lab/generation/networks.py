@@ -40,7 +40,9 @@ def build(model: GanModel, size: int) -> Networks:
         )
     return Networks(
         EigenGenerator(size, model.directions, model.noise_dim, model.width, model.max_channels, form=model.form),
-        EigenDiscriminator(size, model.discriminator_width, model.max_channels, form=model.form),
+        EigenDiscriminator(
+            size, model.discriminator_width, model.discriminator_max_channels or model.max_channels, form=model.form
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The presets of GANs: every row of the paper's tables, at the paper's scale and at that of a laptop."""
+"""The presets of GANs: every row of the paper's tables, at the scales paper, workstation and laptop."""
 
 from dataclasses import replace
 
@@ -25,6 +25,11 @@ _SMALL_SIMPLE = GanModel(
 )
 _SMALL_EIGEN = GanModel("eigengan", noise_dim=64, width=16, max_channels=128, discriminator_width=16)
 
+# Half an hour on one core; see docs/gan-lab.md for what was measured.
+_MEDIUM_SIMPLE = replace(_SMALL_SIMPLE, discriminator_width=48)
+_MEDIUM_EIGEN = replace(_SMALL_EIGEN, width=8, max_channels=64, discriminator_max_channels=128)
+_MEDIUM_EIGEN_SCHEDULE = GanSchedule(11_000, 16, constant=0.5, ema=0.997, end=0.05, importance_lr=0.03)
+
 
 def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Generation]:
     return {
@@ -37,6 +42,15 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
             objective=_EIGEN_OBJECTIVE,
             schedule=_EIGEN_SCHEDULE,
         ),
+        "workstation": Generation(
+            name,
+            "workstation",
+            method=GanMethod("ol", rival_batch=4),
+            data=GanData(small, 32, flip=True),
+            model=_MEDIUM_EIGEN,
+            objective=GanObjective(penalty_weight=0.05, penalty_interval=8),
+            schedule=_MEDIUM_EIGEN_SCHEDULE,
+        ),
         "laptop": Generation(
             name,
             method=GanMethod("ol", rival_batch=4),
@@ -48,7 +62,7 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
     }
 
 
-def _simple(name: str, steps: int, paper: GanData, laptop: GanData) -> dict[Scale, Generation]:
+def _simple(name: str, steps: int, paper: GanData, small: GanData) -> dict[Scale, Generation]:
     return {
         "paper": replace(
             _LONG,
@@ -58,10 +72,19 @@ def _simple(name: str, steps: int, paper: GanData, laptop: GanData) -> dict[Scal
             objective=_SIMPLE_OBJECTIVE,
             schedule=replace(_SIMPLE_SCHEDULE, steps=steps),
         ),
+        "workstation": Generation(
+            name,
+            "workstation",
+            method=GanMethod(rival_batch=4),
+            data=small,
+            model=_MEDIUM_SIMPLE,
+            objective=GanObjective(penalty_weight=0.02),
+            schedule=GanSchedule(9500, 16, constant=0.5, ema=0.998),
+        ),
         "laptop": Generation(
             name,
             method=GanMethod(rival_batch=4),
-            data=laptop,
+            data=small,
             model=_SMALL_SIMPLE,
             objective=GanObjective(penalty_weight=0.5),
             schedule=GanSchedule(750, 16, ema=0.998),
@@ -80,6 +103,21 @@ _EIGEN_SPRITES = replace(
     method=GanMethod("ol"),
     model=GanModel("eigengan", directions=3, noise_dim=16, width=8, max_channels=64, discriminator_width=8),
 )
+_MEDIUM_SPRITES = replace(
+    _SPRITES,
+    scale="workstation",
+    data=GanData(size=32, shape="disc"),
+    model=replace(_SPRITES.model, channels=(64, 32, 24, 16), discriminator_width=32),
+    objective=GanObjective(penalty_weight=0.1),
+    schedule=GanSchedule(4000, 16, constant=0.5, ema=0.998),
+)
+_MEDIUM_EIGEN_SPRITES = replace(
+    _MEDIUM_SPRITES,
+    preset="eigengan-sprites",
+    method=GanMethod("ol"),
+    model=replace(_MEDIUM_EIGEN, directions=2, noise_dim=16),  # of three layers: as many as there are factors
+    schedule=replace(_MEDIUM_SPRITES.schedule, importance_lr=0.03),
+)
 
 PRESETS: dict[str, dict[Scale, Generation]] = {
     "eigengan-animeface": _eigengan("eigengan-animeface", 128, "animeface", "animeface-64"),
@@ -89,6 +127,14 @@ PRESETS: dict[str, dict[Scale, Generation]] = {
     "gan-church": _simple("gan-church", 394_400, GanData("church", 128), GanData("buildings-64", 32, flip=True)),
     # For images of your own: --data DIR.
     "gan-images": _simple("gan-images", 200_000, GanData("images", 128), GanData("images", 32, flip=True)),
-    "gan-sprites": {"paper": replace(_SPRITES, scale="paper"), "laptop": _SPRITES},
-    "eigengan-sprites": {"paper": replace(_EIGEN_SPRITES, scale="paper"), "laptop": _EIGEN_SPRITES},
+    "gan-sprites": {
+        "paper": replace(_SPRITES, scale="paper"),
+        "workstation": _MEDIUM_SPRITES,
+        "laptop": _SPRITES,
+    },
+    "eigengan-sprites": {
+        "paper": replace(_EIGEN_SPRITES, scale="paper"),
+        "workstation": _MEDIUM_EIGEN_SPRITES,
+        "laptop": _EIGEN_SPRITES,
+    },
 }

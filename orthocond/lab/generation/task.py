@@ -80,8 +80,7 @@ class GenerationTask(Task[Generation]):
         self.discriminator_parameters = [p for p in self.discriminator.parameters() if p.requires_grad]
         self.generator_parameters = [p for p in self.generator.parameters() if p.requires_grad]
         self.generator_parameters += [] if self.predictor is None else list(self.predictor.parameters())
-        both = self.discriminator_parameters, self.generator_parameters
-        self.optimizers = [torch.optim.Adam(parameters, schedule.lr, schedule.betas) for parameters in both]
+        self.optimizers = [torch.optim.Adam(groups, schedule.lr, schedule.betas) for groups in self._groups()]
         self.treatment = treat_steps(
             config.method, self.layers, self.optimizers[1], model=self.generator, gain=config.method.olr_gain
         )
@@ -90,6 +89,22 @@ class GenerationTask(Task[Generation]):
         self.objective = _OBJECTIVES[objective.name]
         self.lazy = gans.LazyR1(objective.penalty_weight, objective.penalty_interval, objective.penalty_scaled)
         self.period = 1 if objective.penalty == "none" else objective.penalty_interval
+
+    def _groups(self) -> list[list[dict[str, Any]]]:
+        """The parameters of both optimizers, with the factors of their learning rates."""
+        schedule = self.config.schedule
+        rates = {"subspace_lr": schedule.subspace_lr, "importance_lr": schedule.importance_lr}
+        factor = 1.0 if schedule.discriminator_lr is None else schedule.discriminator_lr / schedule.lr
+        discriminator = [{"params": self.discriminator_parameters, "factor": factor}]
+        if set(rates.values()) == {None}:
+            return [discriminator, [{"params": self.generator_parameters}]]
+        groups = gans.parameter_groups(self.generator, schedule.lr, **rates)
+        for group in groups:
+            group["params"] = [p for p in group["params"] if p.requires_grad]
+            group["factor"] = group["initial_lr"] / schedule.lr
+        if self.predictor is not None:
+            groups.append({"params": list(self.predictor.parameters())})
+        return [discriminator, groups]
 
     @staticmethod
     def load_data(config: Generation, root: str | None = None) -> ImageData:
@@ -122,10 +137,11 @@ class GenerationTask(Task[Generation]):
         ]
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step: constant at first, then falling linearly to 0."""
+        """The rate of a step: constant at first, then falling linearly."""
         schedule = self.config.schedule
         constant = round(schedule.constant * self.steps)
-        return schedule.lr * min(1.0, (self.steps + 1 - step) / (self.steps + 1 - constant))
+        left = min(1.0, (self.steps + 1 - step) / (self.steps + 1 - constant))
+        return schedule.lr * (schedule.end + (1 - schedule.end) * left)
 
     def step(self, step: int, check: Callable[[Tensor], None]) -> dict[str, Tensor]:
         """One step of Adam for each network."""
