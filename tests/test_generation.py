@@ -312,6 +312,68 @@ def test_pictures_hold_all_images():
     assert [pixels[y, x, 0] for y, x in ((50, 50), (50, 150), (150, 50), (150, 150))] == [0, 128, 255, 255]
 
 
+def dead_networks(size):
+    """A discriminator that gives all images the same logit."""
+    discriminator = SimpleDiscriminator(size, 4, norm=False)
+    with torch.no_grad():
+        for parameter in discriminator.parameters():
+            parameter.zero_()
+    return SimpleGenerator(size, 3, channels=(8, 8, 4)), discriminator
+
+
+def collapsed_networks(size):
+    """A generator that nearly always draws the same image."""
+    generator = SimpleGenerator(size, 3, channels=(8, 8, 4))
+    with torch.no_grad():
+        generator.first_projection.weight.mul_(1e-12)
+    return generator, SimpleDiscriminator(size, 4, norm=False)
+
+
+@pytest.mark.parametrize(
+    ("networks", "text", "number"),
+    [
+        ("dead_networks", "The discriminator is dead: in 100 % of the steps", "dead discriminator: cannot tell"),
+        ("collapsed_networks", "The samples have collapsed: their distance", "collapsed samples: spread"),
+        ("own_networks", None, None),
+    ],
+)
+def test_what_is_wrong_is_noted_and_shown(tmp_path, networks, text, number):
+    config = short(tiny(model=GanModel(f"test_generation:{networks}"), log_every=10), 61)
+    config = replace(config, schedule=replace(config.schedule, lr=1e-9, batch_size=4))
+    run, seen = run_of(tmp_path, config), []
+    train(config, run, progress=lambda state: seen.append(state.numbers))
+    log = (run.path / "log.txt").read_text()
+    last = run.metrics()[-1]
+    if text is None:
+        assert "discriminator is dead" not in log
+        assert "collapsed" not in log
+        assert set(seen[-1]) == {"discriminator_loss", "generator_loss"}
+        assert last["cannot_tell"] < 0.5
+        assert last["sample_spread"] > 0.1
+        return
+    assert log.count(text) == 1  # not again at every line
+    assert number in seen[-1]
+    if networks == "dead_networks":
+        assert number not in seen[20]  # a few steps may be chance
+        assert (last["cannot_tell"], last["real_logit"], last["fake_logit"]) == pytest.approx((1, 0, 0), abs=1e-4)
+    else:
+        assert last["sample_spread"] < 0.1
+
+
+def test_signs_of_health_are_those_of_the_first_step(tmp_path):
+    config = short(tiny(seed=3), 6)
+    lines = trained(tmp_path, config).metrics()
+    generator, discriminator = prepare(config)
+    real = next(Pipeline(data=load_images(config.data), batch_size=8, train=True, crop_padding=0, seed=3).batches())
+    fake = generator(sample(generator, 8, generation.random(generation._STEP, 3, 1))[0])
+    assert lines[0]["real_logit"] == pytest.approx(discriminator(real.images).mean().item(), rel=1e-4)
+    assert lines[0]["fake_logit"] == pytest.approx(discriminator(fake).mean().item(), rel=1e-4)
+    spreads = [torch.cdist(x, x).sum().item() for x in (fake.flatten(1), real.images.flatten(1))]
+    assert lines[0]["sample_spread"] == pytest.approx(spreads[0] / spreads[1], rel=1e-3)
+    penalties = [line.get("discriminator_penalty") for line in lines]
+    assert [line["last_penalty"] for line in lines] == [penalties[0]] * 4 + [penalties[4]] * 2
+
+
 # Configurations
 
 

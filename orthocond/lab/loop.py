@@ -44,6 +44,7 @@ class Loop:
         self._progress = progress
         self._tracker = tracker
         self._guard = Guard(run, task.module, monitor=task.monitor)
+        self._warned: set[str] = set()  # what was wrong at the last line of metrics
         self._times: list[tuple[float, float]] = []  # of the steps since the last line of metrics
 
     def train(self) -> int:
@@ -94,6 +95,7 @@ class Loop:
             self._times.append((time.perf_counter() - start[0], time.process_time() - start[1]))
             if task.logs(step):
                 lines.append((epoch, numbers | {"lr": task.learning_rate(step)} | task.facts(), self._timing()))
+                self._warn(step)
         if (found := task.end_of_epoch(step, index + 1, numbers)) is not None:
             lines.append((epoch + 1, found, {}))
         if step == task.steps:
@@ -116,6 +118,13 @@ class Loop:
             text = f"The training diverged at step {step}: {error}\n  {self._guard.diagnosis(step)}"
             self.run.note(text)
             raise FloatingPointError(text) from error
+
+    def _warn(self, step: int) -> None:
+        """Note in the run's log what begins to be wrong."""
+        found = {text.partition(":")[0]: text for text in self.task.warnings()}
+        for sign in found.keys() - self._warned:
+            self.run.note(f"Step {step}: {found[sign]}")
+        self._warned = set(found)
 
     def _timing(self) -> dict[str, float]:
         """Means since the last line: not all steps cost the same."""

@@ -152,6 +152,10 @@ class Task(ABC, Generic[C]):
     def shown(self, numbers: Mapping[str, float]) -> dict[str, float | None]:
         """What those who watch see of the losses."""
 
+    def warnings(self) -> list[str]:
+        """What is wrong after a step that got a line of metrics, in sentences whose words before a colon stay."""
+        return []
+
     def logs(self, step: int) -> bool:
         """Whether a step gets a line of metrics."""
         every: int = self.config.log_every  # type: ignore[attr-defined]

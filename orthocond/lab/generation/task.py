@@ -13,6 +13,7 @@ from orthocond.lab.data.images import center_crop
 from orthocond.lab.generation import data
 from orthocond.lab.generation import evaluate as evaluation
 from orthocond.lab.generation.config import GRAMMAR, Generation
+from orthocond.lab.generation.health import Health
 from orthocond.lab.generation.networks import call, latent_layers, prepare, sample
 from orthocond.lab.generation.pictures import COLUMNS, picture
 from orthocond.lab.generation.presets import PRESETS
@@ -85,6 +86,7 @@ class GenerationTask(Task[Generation]):
             config.method, self.layers, self.optimizers[1], model=self.generator, gain=config.method.olr_gain
         )
         self.ema = gans.EMA(self.generator, decay=schedule.ema)
+        self.health = Health()
         self.steppers = accelerator.prepare(*self.optimizers)
         self.objective = _OBJECTIVES[objective.name]
         self.lazy = gans.LazyR1(objective.penalty_weight, objective.penalty_interval, objective.penalty_scaled)
@@ -184,6 +186,7 @@ class GenerationTask(Task[Generation]):
         with self.accelerator.autocast():
             with torch.no_grad():
                 fake = call(self.generator, z, noise).float()
+            images = real, fake
             real, fake = self._augmented(real, rng), self._augmented(fake, rng)
             logits = self.discriminator(real).float(), self.discriminator(fake).float()
         loss = self.config.objective.discriminator_factor * self.objective.discriminator(*logits)
@@ -194,7 +197,18 @@ class GenerationTask(Task[Generation]):
             loss = loss + factor * losses["discriminator_penalty"]
         self._backward(0, self.discriminator_parameters, loss, check)
         self.steppers[0].step()
-        return losses
+        return losses | self._signs(step, logits, losses.get("discriminator_penalty"), images)
+
+    def _signs(
+        self, step: int, logits: tuple[Tensor, Tensor], penalty: Tensor | None, images: tuple[Tensor, Tensor]
+    ) -> dict[str, Tensor]:
+        """Signs of health, of the whole batch; those of the images where there is a line of metrics."""
+        real, fake = self.accelerator.gather(torch.stack(logits, 1).detach()).unbind(1)
+        found = self.health.see(real, fake, penalty)
+        if self.logs(step):
+            real, fake = (self.accelerator.gather(x.contiguous()) for x in images)
+            found |= self.health.see_images(fake, real)
+        return found
 
     def _gradient_penalty(self, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:
         """In full precision: the gradients of a gradient are small."""
@@ -265,8 +279,12 @@ class GenerationTask(Task[Generation]):
         return facts
 
     def shown(self, numbers: Mapping[str, float]) -> dict[str, float | None]:
-        """The losses of both networks."""
-        return {key: numbers[key] for key in ("discriminator_loss", "generator_loss")}
+        """The losses of both networks, and what is wrong with them."""
+        return {key: numbers[key] for key in ("discriminator_loss", "generator_loss")} | self.health.shown()
+
+    def warnings(self) -> list[str]:
+        """A discriminator that is dead, samples that have collapsed."""
+        return self.health.warnings()
 
     def logs(self, step: int) -> bool:
         """The last step, too."""
@@ -281,13 +299,14 @@ class GenerationTask(Task[Generation]):
             write_atomically(run.figures / f"samples-{step:07d}.png", picture(call(self.ema.model, z, noise)))
 
     def state(self) -> dict[str, Any]:
-        """Both networks, the average, the predictor of LVP, both optimizers."""
+        """Both networks, the average, the predictor of LVP, both optimizers, and the signs of health."""
         return {
             "generator": self.generator.state_dict(),
             "discriminator": self.discriminator.state_dict(),
             "ema": self.ema.state_dict(),
             "predictor": None if self.predictor is None else self.predictor.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "health": self.health.state_dict(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -299,6 +318,7 @@ class GenerationTask(Task[Generation]):
             self.predictor.load_state_dict(state["predictor"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+        self.health.load_state_dict(state["health"])
 
 
 def random(stream: int, *numbers: int) -> torch.Generator:
