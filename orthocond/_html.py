@@ -5,7 +5,7 @@ from html import escape
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", right: Collection[int] = ()
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
 ) -> str:
     """An HTML table of text; the columns in ``right`` are numbers."""
     style = [f"text-align: {'right' if i in right else 'left'}" for i in range(len(header))]

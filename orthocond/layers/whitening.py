@@ -108,7 +108,7 @@ def stored_whitening(covariance: Tensor, eps: float, solver: Solver, owner: str)
     """``(P + eps I)^-1/2`` of a running covariance, with a ridge for what its entries cannot tell.
 
     Entries are rounded, so eigenvalues are known up to that fraction of the largest variance, which is added to them.
-    Of a covariance with a negative eigenvalue, which averages never have, so much is added that it becomes 0, with a
+    A covariance with a negative eigenvalue, which averages never have, gets as much added as makes it 0, with a
     warning. The result is NaN, with a warning, if an entry is NaN or infinite.
 
     Args:

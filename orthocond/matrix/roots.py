@@ -30,8 +30,8 @@ def sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
     derivative, it is 0; directions of zero variance carry no gradient to the features behind a covariance either.
 
     Args:
-        a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. Of one that is not symmetric the symmetric
-            part ``(a + a.mT) / 2`` is taken; the gradient is always symmetric.
+        a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. The symmetric part ``(a + a.mT) / 2``
+            is taken where one is not symmetric; the gradient is always symmetric.
         eps: Ridge added to every eigenvalue, at least 0.
         solver: How to compute it: `Eigh`, `SVD`, `NewtonSchulz`, `Pade`, `Taylor`, or a `Solver` of your own.
 
@@ -69,8 +69,8 @@ def inv_sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
     eigenvalues: exact where eigenvalues repeat, where ``torch.linalg.eigh`` gives NaN, and twice differentiable.
 
     Args:
-        a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. Of one that is not symmetric the symmetric
-            part ``(a + a.mT) / 2`` is taken; the gradient is always symmetric.
+        a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. The symmetric part ``(a + a.mT) / 2``
+            is taken where one is not symmetric; the gradient is always symmetric.
         eps: Ridge added to every eigenvalue, at least 0.
         solver: How to compute it: `Eigh`, `SVD`, `NewtonSchulz`, `Pade`, `Taylor`, or a `Solver` of your own.
 

@@ -84,7 +84,7 @@ class Weight:
         if not _global_hooks:
             _global_hooks.append(register_optimizer_step_post_hook(_notice_fused))
 
-        def look(parameter: Tensor) -> None:
+        def probe(parameter: Tensor) -> None:
             if parameter._version == self._version and not self.moved_by_fused:
                 return
             self._version, self.moved_by_fused = parameter._version, False
@@ -98,7 +98,7 @@ class Weight:
                     stacklevel=2,
                 )
 
-        return self.parameter.register_post_accumulate_grad_hook(look)
+        return self.parameter.register_post_accumulate_grad_hook(probe)
 
     def has_gradient(self) -> bool:
         """Whether there is a gradient; count it if not, and warn if there has never been one."""

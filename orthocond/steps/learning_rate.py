@@ -155,7 +155,7 @@ def _check_gain(gain: float | None, name: str) -> None:
 
 
 def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | None) -> Tensor:
-    """Of the quartic, e1 to e4 in ``E(η) = e0 + e1 η + … + e4 η⁴``; of the paper's form ``|W|², <W, G>, |G|²``."""
+    """The quartic's e1 to e4 in ``E(η) = e0 + e1 η + … + e4 η⁴``, or ``|W|², <W, G>, |G|²`` of the paper's form."""
     weight = check_floating(weight, "optimal_lr")
     direction = check_floating(direction, "optimal_lr")
     if weight.ndim < 2 or weight.shape != direction.shape:

@@ -48,10 +48,10 @@ def treat(
     one; see `Stiefel`.
 
     It acts when the step is made, not when gradients arrive, so it is right under gradient accumulation, DDP and
-    gradient scaling, where a tensor hook would orthogonalize parts of a gradient. Of a weight that fully_shard has
-    sharded the whole matrix is gathered. Weights of one shape are processed as one batch.
+    gradient scaling, where a tensor hook would orthogonalize parts of a gradient. The whole matrix of a
+    weight that fully_shard has sharded is gathered. Weights of one shape are processed as one batch.
 
-    Of a module with a parametrized weight (`orthogonal`, `spectral`, ...) the raw parameter is treated,
+    The raw parameter of a parametrized weight (`orthogonal`, `spectral`, ...) is treated,
     ``module.parametrizations.weight.original``, because the optimizer owns no other: its gradient is made orthogonal
     and its step length chosen, not those of the weight that the layer computes with.
 

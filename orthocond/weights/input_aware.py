@@ -67,7 +67,7 @@ def patch_covariance(module: nn.Module, batch: Tensor | Iterable[Any]) -> Tensor
         >>> torch.allclose(w @ sigma @ w.mT, torch.cov(output, correction=0).double(), atol=1e-5)
         True
     """
-    moments = _Moments(module)
+    moments = _InputMoments(module)
     for x in _batches(batch):
         moments.add(x)
     return moments.covariance()
@@ -148,7 +148,7 @@ class Metric(nn.Module):
     Args:
         covariance: Matrices ``(groups, n, n)``, symmetric and positive definite with the ridge.
         ridge: Share of the mean eigenvalue that is added to each.
-        dtype: Of the buffers.
+        dtype: Dtype of the buffers.
         momentum: Weight of the newest batch in the running average. While fewer batches than ``1 / momentum`` were
             seen, all count the same, so the first batch replaces the start and 0 is the plain average.
     """
@@ -207,7 +207,7 @@ class FollowInput:
             metric = module.get_submodule(f"parametrizations.{self.name}.0.metric")
             assert isinstance(metric, Metric)
             with torch.no_grad(), without_autocast(x.device):
-                moments = _Moments(module)
+                moments = _InputMoments(module)
                 moments.add(x)
                 moments.synchronize()
                 metric.update(moments.covariance().view_as(metric.covariance))
@@ -257,7 +257,7 @@ def _batches(batch: Tensor | Iterable[Any]) -> Iterator[Tensor]:
         yield x
 
 
-class _Moments:
+class _InputMoments:
     """Count, mean and scatter of the patches seen, in float64, for each group."""
 
     def __init__(self, module: nn.Module) -> None:

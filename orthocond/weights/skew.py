@@ -48,8 +48,8 @@ class SkewOrthogonalConv2d(nn.Module):
         terms: Terms of the series in training mode.
         eval_terms: Terms of the series in evaluation mode.
         bias: Whether to add a bias.
-        device: Of the parameters.
-        dtype: Of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Attributes:
         weight: The raw kernel V, ``(C, C, kernel_size, kernel_size)``: what an optimizer and `treat` see.

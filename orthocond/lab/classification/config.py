@@ -47,7 +47,7 @@ GRAMMAR = Grammar(
     names=(
         *("bn", "svd", "ns", "sn", "ol", "ow", "nog", "olr"),
         *("nog+sn", "nog+ol", "nog+ow", "nog+olr", "ow+olr", "nog+ow+olr"),
-        *("wi", "mow", "stiefel"),
+        *("wi", "mow"),
     ),
 )
 

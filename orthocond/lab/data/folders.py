@@ -28,7 +28,7 @@ _MEMORY = 2**31  # bytes up to which images are decoded at once
 _SEED = 0  # of the choice of fewer images
 
 
-class Part(NamedTuple):
+class Member(NamedTuple):
     """One split: its files, and the class folder of each (None without classes)."""
 
     files: list[Entry]
@@ -59,7 +59,7 @@ def read_images(path: Path, options: Options) -> ImageData:
     return build(files, labels, tuple(names), split, str(path), options)
 
 
-def layout(path: Path) -> tuple[dict[str, Part], list[str]]:
+def layout(path: Path) -> tuple[dict[str, Member], list[str]]:
     """The splits of a folder or archive (``"all"`` if it has none), and its empty class folders.
 
     Raises:
@@ -92,23 +92,23 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
-def _classes(path: Path, files: list[Entry], depth: int) -> Part:
+def _classes(path: Path, files: list[Entry], depth: int) -> Member:
     loose = [entry.name for entry in files if entry.name.count("/") == depth]
     if len(loose) == len(files):
-        return Part(files, None)
+        return Member(files, None)
     if loose:
         raise ValueError(
             f"{path} has {len(loose)} images beside class folders, such as {printable(loose[0])}. "
             "Move every image into the folder of its class, or all of them into one folder for data without classes."
         )
-    return Part(files, [entry.name.split("/")[depth] for entry in files])
+    return Member(files, [entry.name.split("/")[depth] for entry in files])
 
 
 def _empty(others: list[str], depth: int) -> list[str]:
     return [name for name in others if name.endswith("/") and name.count("/") == depth + 1]
 
 
-def _same_classes(path: Path, split: str, part: Part, known: set[str]) -> None:
+def _same_classes(path: Path, split: str, part: Member, known: set[str]) -> None:
     if part.classes is None:
         raise ValueError(
             f"{path}: train has class folders, {split} has none, so that its labels are unknown. "

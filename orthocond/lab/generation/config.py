@@ -26,7 +26,7 @@ NETWORKS = ("simple", "eigengan")
 _NetworkName = Annotated[str, AfterValidator(lambda name: check_network(name, NETWORKS, "GAN"))]
 GRAMMAR = Grammar(
     parts=("none", "ol", "ow", "stiefel", "nog", "olr", "short", "hp", "orojar", "lvp"),
-    names=("none", "ol", "ow", "nog", "olr", "nog+olr", "stiefel", "hp", "orojar", "lvp"),
+    names=("none", "ol", "ow", "nog", "olr", "nog+olr", "hp", "orojar", "lvp"),
 )
 
 

@@ -31,4 +31,4 @@ CHURCH = {
     "condition": _numbers("orojar 2.48 hp 2.57 lvp 2.66 nog 2.13 olr 2.09 nog+olr 1.93"),
 }
 MILLISECONDS = {"orojar": 23, "hp": 30, "lvp": 16, "nog": 8, "olr": 8, "nog+olr": 9}
-"""Of one forward and one backward pass."""
+"""Times of one forward and one backward pass."""
