@@ -98,7 +98,7 @@ def test_numbers_of_the_evaluation_stand_beside_the_papers(celeba, without_figur
     assert row["facts"]["condition"]["values"] == [5.0, 6.0, 7.0]
     text = (folder / "table.md").read_text()
     assert "CelebA was measured as directions axes vp: vp2k-difference; frechet: fid2k-inception." in text
-    assert "Missing: 33 of 42 trainings" in text
+    assert "Missing: 39 of 48 trainings" in text
 
 
 def test_the_condition_table_is_of_the_same_trainings(celeba, without_figures):
@@ -128,13 +128,32 @@ def test_sprites_have_scores_and_an_overview(tmp_path, without_figures):
 
 def test_rows_have_the_settings_of_the_preset_at_each_scale():
     table = tables.TABLES["vanilla-gan"]
-    for scale in ("laptop", "paper"):
+    for scale in ("laptop", "workstation", "paper"):
         configs = table.configs(scale, 1)
         assert {c.preset for c in configs} == {"gan-celeba", "gan-church"}
         for config in configs:
             assert replace(config.method, name="none") == preset(config.preset, scale).method
     assert {row.name for row in tables.TABLES["gan-sprites"].rows} == set(GRAMMAR.names)
     assert tables.TABLES["eigengan"].rows[0].name == tables.TABLES["eigengan"].baseline == "ol"
+
+
+@pytest.mark.parametrize("name", ["eigengan", "eigengan-sprites"])
+def test_rivals_of_eigengan_keep_its_orthogonality_loss(name):
+    rows = [row.parts for row in tables.TABLES[name].rows]
+    rivals = [parts for parts in rows if parts.keys() & {"hp", "orojar", "lvp"}]
+    assert len(rivals) == 3
+    assert all("ol" in parts for parts in rivals)
+    assert {"stiefel": None} in rows
+
+
+def test_rows_without_trainings_are_empty_beside_kept_ones(tmp_path, without_figures):
+    """Kept trainings of rivals without OL are in no row; those of the other rows still make the table."""
+    for method in ("ol", "nog", "hp"):
+        _run(tmp_path / "runs", _config("eigengan-animeface", method, 0))
+    rows = _rows(_make(tmp_path, "eigengan", seeds=1))
+    assert rows["nog"]["measures"]["vp"]["mean"] == pytest.approx(30)
+    assert "hp" not in rows
+    assert (rows["ol+hp"]["missing"], rows["ol+hp"]["measures"]["vp"]["mean"]) == ([0], None)
 
 
 def test_every_number_of_the_paper_has_a_row():

@@ -11,7 +11,7 @@ from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Figure
 from orthocond.lab.tables.figures import differences
 from orthocond.lab.tables.table import Table
 
-_WORDS = {"none": "no treatment", "orojar": "OroJaR"}
+_WORDS = {"none": "no treatment", "stiefel": "Stiefel", "orojar": "OroJaR"}
 
 
 def label(method: GanMethod) -> str:
@@ -30,7 +30,12 @@ def label(method: GanMethod) -> str:
 
 
 def eigen_label(method: GanMethod) -> str:
-    """The same for EigenGAN, whose own method is the orthogonality loss."""
+    """The same for EigenGAN, whose own method is the orthogonality loss.
+
+    Example:
+        >>> eigen_label(GanMethod("ol")), eigen_label(GanMethod("ol+hp"))
+        ('EigenGAN (OL)', 'OL + HP')
+    """
     return "EigenGAN (OL)" if method.name == "ol" else label(method)
 
 
@@ -57,8 +62,10 @@ _FORMS = (
     GanMethod("olr", olr="paper"),
     GanMethod("nog+olr", olr="paper"),
 )
-_EIGEN = _methods("ol nog olr nog+olr hp orojar lvp")
-_VANILLA = _methods("none nog olr nog+olr orojar hp lvp")
+_RIVALS = ("hp", "orojar", "lvp")
+_EIGEN = _methods("ol nog olr nog+olr stiefel ol+hp ol+orojar ol+lvp")
+_EIGEN_ALL = tuple(GanMethod(f"ol+{name}" if name in _RIVALS else name) for name in GRAMMAR.names)
+_VANILLA = _methods("none nog olr nog+olr stiefel orojar hp lvp")
 
 _FID = Measure(
     "fid",
@@ -135,7 +142,8 @@ _ROTATED_NOTES = (
     "vectors of the weight, which are arbitrary where singular values are equal.",
 )
 _EIGEN_NOTES = (
-    "EigenGAN has an orthogonality loss of its own (OL), the baseline; all other rows are without it, as in the paper.",
+    "EigenGAN has an orthogonality loss of its own (OL), the baseline. The treatments replace it, as in the paper. The "
+    "rivals are added to it: they do not act on the subspaces, which would drift from orthogonality without it.",
 )
 
 _DIFFERENCES = FigurePlan("differences", differences)
@@ -159,7 +167,7 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
         title,
         "Every treatment and rival, against the true factors of rendered sprites.",
         (GanExperiment("Sprites", name, PRESETS),),
-        _ALL if baseline == "ol" else (*_ALL, *_FORMS),
+        _EIGEN_ALL if baseline == "ol" else (*_ALL, *_FORMS),
         _scores(directions),
         _FACTS,
         figures,
@@ -170,10 +178,10 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
 
 
 _ANIMEFACE = GanExperiment("AnimeFace", "eigengan-animeface", PRESETS, paper.EIGEN_ANIMEFACE)
-_FFHQ = GanExperiment("FFHQ (laptop: UTKFace)", "eigengan-ffhq", PRESETS, paper.EIGEN_FFHQ)
+_FFHQ = GanExperiment("FFHQ (smaller scales: UTKFace)", "eigengan-ffhq", PRESETS, paper.EIGEN_FFHQ)
 _TIMES = {"step_seconds": paper.MILLISECONDS}
 _CELEBA = GanExperiment("CelebA", "gan-celeba", PRESETS, paper.CELEBA, _TIMES)
-_CHURCH = GanExperiment("LSUN Church (laptop: buildings)", "gan-church", PRESETS, paper.CHURCH, _TIMES)
+_CHURCH = GanExperiment("LSUN Church (smaller scales: buildings)", "gan-church", PRESETS, paper.CHURCH, _TIMES)
 
 TABLES: tuple[Table, ...] = (
     _sprites("gan-sprites", "Vanilla GAN and true factors", _AXES, "none"),
