@@ -23,3 +23,13 @@ def eigen(method: str = "ol", **settings) -> Generation:
     """With everything on that has random numbers of its own."""
     objective = GanObjective("hinge", augment=("brightness", "translation"), penalty="gp", penalty_interval=2)
     return tiny(method, model=EIGEN, objective=objective, **settings)
+
+
+def smooth() -> Generation:
+    """The same with a loss that does not amplify rounding.
+
+    The hinge has the slopes 1 and -1 at real and generated images. Where a unit of the discriminator is active for all
+    of them, the gradient of its bias is 0 but for rounding, of which Adam makes a step.
+    """
+    config = eigen("nog+olr")
+    return replace(config, objective=replace(config.objective, name="non-saturating"))

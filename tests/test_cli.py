@@ -319,7 +319,7 @@ def test_list_shows_all_names(capsys):
     assert main(["list"]) == 0
     words = capsys.readouterr().out.split()
     parts = {part for task in experiments.TASKS.values() for name in task.grammar.names for part in name.split("+")}
-    assert {*experiments.names(), *parts, *data.names()} <= set(words)
+    assert {*experiments.names(), *parts, *data.names(), "laptop", "workstation", "paper"} <= set(words)
     assert main(["list", "data"]) == 0
     assert "dbn-sprites-small" not in capsys.readouterr().out
 

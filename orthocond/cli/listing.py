@@ -6,9 +6,11 @@ from typing import Literal
 from rich.console import Console
 
 from orthocond.cli.terminal import make_table
+from orthocond.lab.config import Scale
 from orthocond.lab.experiments import TASKS
 from orthocond.lab.text import printable
 
+_SCALES: tuple[Scale, ...] = ("laptop", "workstation", "paper")
 _TITLES = {"classification": "classifiers", "generation": "GANs"}
 
 
@@ -22,11 +24,11 @@ def list_(what: Literal["presets", "methods", "data", "all"] = "all", /, *, data
     console = Console()
     if what in ("presets", "all"):
         rows = [
-            (name, *(task.describe(scales[scale]) if scale in scales else "" for scale in ("laptop", "paper")))
+            (name, *(task.describe(scales[scale]) if scale in scales else "" for scale in _SCALES))
             for task in TASKS.values()
             for name, scales in task.presets.items()
         ]
-        console.print(make_table("Presets", ("name", "--scale laptop", "--scale paper"), rows))
+        console.print(make_table("Presets", ("name", *(f"--scale {scale}" for scale in _SCALES)), rows))
     if what in ("methods", "all"):
         for kind, task in TASKS.items():
             combined = ", ".join(name for name in task.grammar.names if "+" in name)
