@@ -49,7 +49,7 @@ def short(config, steps=2):
 
 @pytest.mark.parametrize(
     ("method", "rival"),
-    [(name, "image") for name in (*GRAMMAR.names, "ol+hp", "ol+orojar", "stiefel+lvp")]
+    [(name, "image") for name in (*GRAMMAR.names, "stiefel", "ol+hp", "ol+orojar", "stiefel+lvp")]
     + [(name, "paper") for name in ("hp", "orojar", "lvp")],
 )
 @pytest.mark.parametrize("make", [tiny, eigen])

@@ -143,7 +143,6 @@ def test_rivals_of_eigengan_keep_its_orthogonality_loss(name):
     rivals = [parts for parts in rows if parts.keys() & {"hp", "orojar", "lvp"}]
     assert len(rivals) == 3
     assert all("ol" in parts for parts in rivals)
-    assert {"stiefel": None} in rows
 
 
 def test_rows_without_trainings_are_empty_beside_kept_ones(tmp_path, without_figures):
@@ -162,6 +161,7 @@ def test_every_number_of_the_paper_has_a_row():
         ("vanilla-gan", (gan_paper.CELEBA, gan_paper.CHURCH)),
     ):
         rows = {row.name for row in tables.TABLES[name].rows}
+        assert "stiefel" in rows
         for experiment, expected in zip(tables.TABLES[name].experiments, numbers, strict=True):
             assert experiment.numbers == expected
             assert all(set(column) <= rows for column in expected.values())
