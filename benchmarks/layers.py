@@ -1,16 +1,21 @@
 """Speed and memory of the layers beside honest baselines: `python benchmarks/layers.py --output FILE`.
 
-Whitening: one training step (forward and backward) and one inference of the stem's layer in the paper's setting,
-against plain batch normalization and against whitening written with a centered copy and torch.linalg.eigh. Pooling:
-forward and backward, against the decomposition of the d x d covariance.
+Limit: one training step of the whitening layer, in processor time, against plain batch normalization and against the
+five products of features and a C x C matrix that no whitening can do without. Whitening: one training step (forward
+and backward) and one inference of the stem's layer in the paper's setting, against plain batch normalization and
+against whitening written with a centered copy and torch.linalg.eigh. Pooling: forward and backward, against the
+decomposition of the d x d covariance.
 """
 
 import torch
-from common import arguments, report, save
+from common import arguments, peak_memory, report, save
+from paired import quartiles, ratios, take_turns
 from torch import nn
 
 import orthocond as oc
 from orthocond.layers import DecorrelatedBatchNorm2d, covariance_pool
+
+CHANNELS_LAST = torch.channels_last
 
 
 def composed(x):
@@ -58,6 +63,60 @@ def whitening(seconds):
     return results
 
 
+def five_products(x, matrix):
+    """Covariance, whitened features, and the gradients of the matrix, of the features and of the covariance."""
+    flat = x.permute(0, 2, 3, 1).reshape(1, -1, x.shape[1]) if x.is_contiguous(memory_format=CHANNELS_LAST) else None
+    if flat is not None:
+        gram, apply = (lambda: flat.mT @ flat), (lambda: flat @ matrix)
+    else:
+        images, matrices = x.flatten(2), matrix.expand(len(x), -1, -1)
+        gram, apply = (lambda: torch.bmm(images, images.mT).sum(0)), (lambda: torch.bmm(matrices, images))
+    for product in (gram, apply, gram, apply, apply):
+        product()
+
+
+def limits(seconds):
+    results = []
+    for channels, side in ((24, 32), (64, 32), (64, 8)):
+        for form in (torch.contiguous_format, CHANNELS_LAST):
+            shape = 250, channels, side, side
+            x, gradient = (torch.randn(shape).contiguous(memory_format=form) for _ in range(2))
+            trained = x.clone(memory_format=torch.preserve_format).requires_grad_()
+            matrix = torch.randn(channels, channels)
+            # With a tiny direction, float32 products are not enough, and the layer takes those in float64.
+            ill = x.clone(memory_format=torch.preserve_format)
+            ill[:, 0] = ill[:, 1] + 1e-4 * ill[:, 0]
+            ill.requires_grad_()
+            plain, layer = nn.BatchNorm2d(channels), DecorrelatedBatchNorm2d(channels)
+            compiled = torch.compile(DecorrelatedBatchNorm2d(channels))
+            contenders = {
+                "BatchNorm2d": lambda f=plain, x=trained, g=gradient: step(f, x, g),
+                "five products": lambda x=x, m=matrix: five_products(x, m),
+                "DecorrelatedBatchNorm2d": lambda f=layer, x=trained, g=gradient: step(f, x, g),
+                "DecorrelatedBatchNorm2d, ill-conditioned": lambda f=layer, x=ill, g=gradient: step(f, x, g),
+                "DecorrelatedBatchNorm2d, compiled": lambda f=compiled, x=trained, g=gradient: step(f, x, g),
+            }
+            times = take_turns(contenders, 5, seconds)
+            print(f"\nlimit {shape} float32, {str(form).partition('.')[2]}")
+            rows = {}
+            for name, run in contenders.items():
+                over = {b: ratios(times, name, b)["processor"]["median"] for b in ("BatchNorm2d", "five products")}
+                ms = quartiles(times[name]["processor"])
+                rows[name] = {
+                    **{f"{key}_ms": ms[key] for key in ("median", "low", "high")},
+                    "relative_time": over["BatchNorm2d"],
+                    "relative_to_products": over["five products"],
+                    "peak_bytes": peak_memory(run),
+                }
+                print(
+                    f"  {name:42s} {ms['median']:8.2f} ms {over['BatchNorm2d']:6.2f}x {over['five products']:6.2f}x of"
+                    f" the products {rows[name]['peak_bytes'] / 1e6:8.1f} MB"
+                )
+            title = f"limit {shape} float32, {str(form).partition('.')[2]}, forward and backward, processor time"
+            results.append({"title": title, "base": "BatchNorm2d", "contenders": rows})
+    return results
+
+
 def pooling(seconds):
     results = []
     for side in (7, 14):
@@ -80,4 +139,4 @@ if __name__ == "__main__":
     options = arguments(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    save(options.output, [*whitening(options.seconds), *pooling(options.seconds)])
+    save(options.output, [*limits(options.seconds), *whitening(options.seconds), *pooling(options.seconds)])

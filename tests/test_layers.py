@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from orthocond.layers import (
     SVDLayer,
     WhitenColor2d,
     covariance_pool,
+    statistics,
     whiten,
     whiten_color,
 )
@@ -162,6 +164,56 @@ def test_output_has_identity_covariance(dtype, spread, bound, groups):
         block = covariance(y)[start : start + size, start : start + size]
         assert torch.dist(block, torch.eye(size, dtype=F64)) < bound * 8
     assert y.double().mean((0, 2, 3)).abs().max() < 50 * bound
+
+
+def of_condition(kappa, layout, channels=16, samples=2**14, seed=0):
+    """Float32 features whose covariance has the condition number kappa, in one of three layouts."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.linalg.qr(torch.randn(channels, channels, dtype=F64, generator=generator)).Q
+    scales = torch.logspace(0, -0.5 * math.log10(kappa), channels, dtype=F64)
+    rows = torch.randn(samples, channels, dtype=F64, generator=generator) * scales @ mix.mT
+    x = rows.reshape(-1, 16, 16, channels).movedim(-1, 1).float()
+    return {"rows": rows.float(), "contiguous": x.contiguous(), "channels_last": x}[layout]
+
+
+@pytest.mark.parametrize("layout", ["rows", "contiguous", "channels_last"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("kappa", "eps", "bound", "in_float32"), [
+    (1e2, 0.0, 3e-6, True),
+    (1e8, 1e-1, 3e-6, True),
+    (1e5, 0.0, 5e-6, False),
+    (1e8, 0.0, 3e-4, False),
+    (1e8, 1e-6, 3e-4, False),
+])  # fmt: skip
+def test_products_are_in_float32_only_where_that_is_enough(kappa, eps, bound, in_float32, groups, layout, monkeypatch):
+    """The covariance after whitening is that of P (P + eps I)^-1, by the definition in float64."""
+    calls = []
+    exact = statistics._float64_moments
+    monkeypatch.setattr(statistics, "_float64_moments", lambda *args: calls.append(1) or exact(*args))
+    x = of_condition(kappa, layout)
+    y = whiten(x, eps=eps, groups=groups)
+    assert not calls if in_float32 else calls == [1]
+    for start in range(0, 16, 16 // groups):
+        block = slice(start, start + 16 // groups)
+        p = covariance(x)[block, block]
+        expected = p @ torch.linalg.inv(p + eps * torch.eye(len(p), dtype=F64))
+        assert torch.linalg.matrix_norm(covariance(y)[block, block] - expected, 2) < bound
+
+
+@pytest.mark.parametrize("layout", ["rows", "contiguous", "channels_last"])
+def test_products_in_float32_need_a_moderate_mean_and_finite_squares(layout, monkeypatch):
+    x = of_condition(10.0, layout)
+    shape = (1, 16) if layout == "rows" else (1, 16, 1, 1)
+    expected = whiten(x, eps=0.0)
+    far = whiten(x + torch.full(shape, 1e3), eps=0.0)
+    assert (far - expected).abs().max() < 3e-3  # the features themselves are rounded to 6e-5
+    torch.testing.assert_close(whiten(x * 1e25, eps=0.0), expected, rtol=1e-4, atol=1e-4)
+    x[5, 3] = float("nan")
+    with pytest.raises(ValueError, match="needs finite features"):
+        whiten(x)
+    monkeypatch.setattr(statistics, "_float64_moments", None)
+    with pytest.raises(TypeError):  # it would have been asked for
+        whiten(of_condition(10.0, layout) + 1e3)
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e4])

@@ -193,7 +193,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
                 return flat, self._combine(flat.new_zeros(self.num_features), self._identity(flat))
             check_samples(count, x.shape, name)
             self._warn_of_rank(count)
-        flat, found = moments(flat, self.groups, self.process_group, synchronize=synchronize)
+        flat, found = moments(flat, self.groups, self.process_group, eps=self.eps, synchronize=synchronize)
         if count < 2 and all_true(torch.as_tensor(found.samples) < 2):
             check_samples(count, x.shape, name)
         if self.nonfinite == "raise":
@@ -357,8 +357,8 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     defaults, modes and names are those of ``nn.BatchNorm2d``, whose state it also loads (variances become a diagonal
     covariance, which changes nothing in evaluation).
 
-    Mean and covariance take one pass in float64 and the whole map is one matrix product, with the memory of plain batch
-    normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with `Eigh`). The
+    Mean and covariance take one pass, accumulated in float64, and the whole map is one matrix product, with the memory
+    of plain batch normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with `Eigh`). The
     whitening matrix of evaluation is computed when the layer enters evaluation and when its statistics have changed,
     by whatever way, and is stored in the buffer ``whitening``, so that exported graphs hold no decomposition.
     Statistics stay in float32 under ``half()`` and ``bfloat16()``; half-precision features are whitened in float32.

@@ -7,12 +7,20 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
 
-from orthocond._checks import in_transform
+from orthocond._checks import can_read_freely, in_transform
 from orthocond._distributed import sum_across
 from orthocond.layers.base import add_affine_, affine
 
-# Entries that are converted to float64 and multiplied at a time: a megabyte, which stays in a core's cache.
-_CHUNK = 2**17
+# Entries that are converted to float64 and multiplied at a time: half a megabyte, which stays in a core's cache.
+_CHUNK = 2**16
+# Samples of one product in float32: a longer sum loses digits, a shorter one time. With at least so many samples,
+# the errors of the products average out to 1e-8 of the largest second moment and less.
+_BLOCK, _LONGEST_BLOCK, _LEAST_SAMPLES = 256, 1024, 2**13
+# Float32 is enough where the smallest eigenvalue with the ridge is above this fraction of the largest second moment:
+# the covariance after whitening is then off by 3e-6 at most, no more than rounding the whitening matrix gives.
+_RESOLVED = 2.0**-10
+# Samples that tell beforehand whether float32 will be enough.
+_PROBE = 2**10
 
 
 class Moments(NamedTuple):
@@ -23,16 +31,20 @@ class Moments(NamedTuple):
     samples: int | Tensor
 
 
-def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronize: bool = False) -> tuple[Tensor, Moments]:
+def moments(
+    x: Tensor, groups: int = 1, group: Any = None, *, eps: float = 0.0, synchronize: bool = False
+) -> tuple[Tensor, Moments]:
     r"""Mean :math:`\mu` and covariance :math:`E[(x - \mu)(x - \mu)^T]` of each group of channels.
 
     They are accumulated in float64 from one pass over the features, and keep no copy of them for the gradient, which
-    can be differentiated again.
+    can be differentiated again. On a CPU the products of float32 features are in float32 where the covariance is so
+    well conditioned that whitening does not show it.
 
     Args:
         x: Features ``(batch, C, positions)``.
         groups: Number of equal groups of channels.
         group: Process group; None is the default group.
+        eps: Ridge that whitening will add to the eigenvalues.
         synchronize: Whether the samples of all processes of the group count.
 
     Returns:
@@ -44,7 +56,7 @@ def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronize: bool 
     if _needs_composed(x):
         mean, covariance = _composed(x, groups)
     elif count or not synchronize:
-        x, mean, covariance = _Moments.apply(x, groups)
+        x, mean, covariance = _Moments.apply(x, groups, eps)
     else:  # a process without samples still takes part in the sum, and in its gradient
         mean = x.sum((0, 2), dtype=torch.float64)
         covariance = mean.new_zeros(groups, size, size)
@@ -75,34 +87,82 @@ def _outer(mean: Tensor, groups: int) -> Tensor:
     return blocks @ blocks.mT
 
 
+def _batch_moments(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and biased covariance in float64, from products of the least precision that is enough."""
+    if _may_use_float32(x):
+        probe = x[: max(1, _PROBE // x.shape[2])]
+        if _resolves(*_float32_moments(probe, groups), eps):
+            found = _float32_moments(x, groups)
+            if _resolves(*found, eps):
+                return found
+    return _float64_moments(x, groups)
+
+
+def _may_use_float32(x: Tensor) -> bool:
+    batch, _, positions = x.shape
+    large = batch * positions >= _LEAST_SAMPLES and (positions == 1 or positions >= _BLOCK // 4)
+    return large and x.dtype == torch.float32 and can_read_freely(x)
+
+
+def _resolves(mean: Tensor, covariance: Tensor, eps: float) -> bool:
+    """Whether the smallest eigenvalue, with the ridge, is well above the errors of products in float32."""
+    largest = (covariance.diagonal(dim1=-2, dim2=-1).flatten() + mean.square()).amax()
+    excess = covariance.clone()
+    excess.diagonal(dim1=-2, dim2=-1).add_(eps - _RESOLVED * largest)
+    return not torch.linalg.cholesky_ex(excess).info.any()  # positive definite; NaN is not
+
+
+def _float32_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    batch, channels, positions = x.shape
+    size = channels // groups
+    if positions == 1:
+        whole = batch - batch % _BLOCK
+        parts = [x[:whole, :, 0].view(-1, _BLOCK, channels).mT, x[whole:].permute(2, 1, 0)]
+    else:
+        parts = list(x.split(_LONGEST_BLOCK, dim=2))
+    total = x.new_zeros(channels, dtype=torch.float64)
+    scatter = total.new_zeros(groups, size, size)
+    for part in parts:  # (blocks, C, samples)
+        for blocks in part.split(max(1, _CHUNK // (size * size))):
+            total += blocks.sum(2).double().sum(0)
+            for index, block in enumerate(blocks.split(size, dim=1)):
+                scatter[index] += torch.bmm(block, block.mT).double().sum(0)
+    mean = total / (batch * positions)
+    return mean, scatter / (batch * positions) - _outer(mean, groups)
+
+
+def _float64_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    batch, channels, positions = x.shape
+    if torch.compiler.is_compiling():
+        samples, width = batch, positions  # a loop would be unrolled
+    else:
+        samples, width = max(1, _CHUNK // (channels * positions)), max(1, _CHUNK // channels)
+    # Shifted by the mean of a part, the products do not cancel even where the mean is much above the deviation.
+    shift = x[:samples].mean((0, 2), dtype=torch.float64)
+    total = torch.zeros_like(shift)
+    scatter = shift.new_zeros(groups, channels // groups, channels // groups)
+    for images in x.split(samples):
+        for part in images.split(width, dim=2):
+            z = (part.double() - shift.unsqueeze(-1)).transpose(0, 1).reshape(groups, channels // groups, -1)
+            total += z.sum(-1).flatten()
+            scatter.baddbmm_(z, z.mT)
+    mean = total / (batch * positions)
+    return shift + mean, scatter / (batch * positions) - _outer(mean, groups)
+
+
 class _Moments(Function):
     """The features ``(batch, C, positions)`` as they are, their mean and covariance; saves only the features."""
 
     @staticmethod
-    def forward(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        batch, channels, positions = x.shape
-        if torch.compiler.is_compiling():
-            samples, width = batch, positions  # a loop would be unrolled
-        else:
-            samples, width = max(1, _CHUNK // (channels * positions)), max(1, _CHUNK // channels)
-        # Shifted by the mean of a part, the products do not cancel even where the mean is much above the deviation.
-        shift = x[:samples].mean((0, 2), dtype=torch.float64)
-        total = torch.zeros_like(shift)
-        scatter = shift.new_zeros(groups, channels // groups, channels // groups)
-        for images in x.split(samples):
-            for part in images.split(width, dim=2):
-                z = torch.sub(part, shift.unsqueeze(-1)).transpose(0, 1).reshape(groups, channels // groups, -1)
-                total += z.sum(-1).flatten()
-                scatter.baddbmm_(z, z.mT)
-        count = batch * positions
-        return x.view_as(x), shift + total / count, scatter / count - _outer(total / count, groups)
+    def forward(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        return x.view_as(x), *_batch_moments(x, groups, eps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(inputs[0], output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor, None, None]:
         # dL/dx = (G + Gᵀ)(x - μ) / n + g / n, an affine map of the features like the whitening itself.
         x, mean = ctx.saved_tensors
         count = x.shape[0] * x.shape[2]
@@ -110,6 +170,6 @@ class _Moments(Function):
         offset = grad_mean / count - (matrix @ mean.reshape(len(matrix), -1, 1)).reshape(-1)
         matrix, offset = matrix.to(x.dtype), offset.to(x.dtype)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return grad + affine(x, matrix, offset), None
+            return grad + affine(x, matrix, offset), None, None
         # Nobody else sees the gradient that comes from the one use of the features returned above.
-        return add_affine_(grad, x, matrix, offset), None
+        return add_affine_(grad, x, matrix, offset), None, None
