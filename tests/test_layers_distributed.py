@@ -53,6 +53,7 @@ def check_values_and_gradients(rank, sizes):
         torch.testing.assert_close(local.grad, everything.grad[mine])
         torch.testing.assert_close(shared.running_mean, whole.running_mean)
         torch.testing.assert_close(shared.running_covariance, whole.running_covariance)
+        torch.testing.assert_close(shared.excess, whole.excess)
         assert seen[0].shape == (groups, 6 // groups, 6 // groups)
         # The affine parameters receive their own shard's gradient, which data parallelism adds up.
         gradient = shared.weight.grad.clone()

@@ -26,13 +26,16 @@ def trained(**options):
     return layer
 
 
-@pytest.mark.parametrize("options", [{}, {"groups": 3}, {"average": "whitening"}, {"affine": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"groups": 3}, {"average": "whitening"}, {"affine": False}, {"lag": "ignore"}], ids=str
+)
 def test_state_and_copies(options):
     layer = DecorrelatedBatchNorm2d(6, **options)
     layer(features(8, 6, 5, 5))
     layer.observer = lambda p: None
     names = {"running_mean", f"running_{options.get('average', 'covariance')}", "num_batches_tracked"}
     names |= {"weight", "bias"} if options.get("affine", True) else set()
+    names |= {"excess"} if options.get("average") is None and options.get("lag") is None else set()
     assert set(layer.state_dict()) == names
     fresh = DecorrelatedBatchNorm2d(6, **options).eval()
     fresh.load_state_dict(layer.state_dict())
@@ -91,9 +94,11 @@ def test_conversion_keeps_parameters_statistics_and_outputs():
 def test_stored_whitening_follows_the_statistics():
     """However the buffers change, evaluation sees it; and while they do not, nothing is decomposed."""
     x = features(2, 6, 3, 3)
-    layer = trained().eval()
+    layer = trained(momentum=1.0).eval()
+    layer.excess.zero_()
 
     def check():
+        assert not layer.excess.any()
         p = layer.running_covariance[0].double() + 1e-5 * torch.eye(6, dtype=F64)
         expected = layer.weight.double()[:, None] * root_of(p.detach(), -0.5)
         torch.testing.assert_close(layer.inference_transform().matrix[0].double(), expected, rtol=1e-3, atol=1e-4)

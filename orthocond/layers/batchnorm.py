@@ -25,14 +25,15 @@ from orthocond.layers.whitening import (
     check_groups,
     check_moments,
     check_samples,
+    covered,
     stored_whitening,
 )
 from orthocond.matrix import Eigh, Solver
 
 _EIGH = Eigh()
-# Derived from running_covariance, and the copy of it that they were derived from; neither is part of the state.
-_DERIVED = ("whitening", "whitened_covariance")
-_STATISTICS = ("running_mean", "running_covariance", "running_whitening", *_DERIVED)
+# The whitening matrix of evaluation, and copies of what it was derived from; they are not part of the state.
+_DERIVED = ("whitening", "whitened_covariance", "whitened_excess")
+_STATISTICS = ("running_mean", "running_covariance", "running_whitening", "excess", *_DERIVED)
 
 
 def _diagonal_blocks(covariance: Tensor, groups: int) -> Tensor:
@@ -60,9 +61,11 @@ class _DecorrelatedBatchNorm(SVDLayer):
     running_mean: Tensor | None
     running_covariance: Tensor | None
     running_whitening: Tensor | None
+    excess: Tensor | None
     num_batches_tracked: Tensor | None
     whitening: Tensor | None
     whitened_covariance: Tensor | None
+    whitened_excess: Tensor | None
     skipped_batches: Tensor | None
     _version = 2  # as nn.BatchNorm: since then with num_batches_tracked
 
@@ -80,6 +83,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         groups: int = 1,
         solver: Solver = _EIGH,
         average: str = "covariance",
+        lag: str = "cover",
         nonfinite: str = "propagate",
         synchronize: bool = False,
         process_group: Any = None,
@@ -89,6 +93,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         check_count(num_features, f"{name}(num_features=...)", 1)
         check_groups(num_features, groups, name)
         check_choice(average, f"{name}(average=...)", ("covariance", "whitening"))
+        check_choice(lag, f"{name}(lag=...)", ("cover", "ignore"))
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(f"{name}(momentum=...) needs a number from 0 to 1, or None; got {momentum!r}.")
         self.num_features = num_features
@@ -98,6 +103,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         self.track_running_stats = track_running_stats
         self.groups = groups
         self.average = average
+        self.lag = lag
         self.synchronize = synchronize
         self.process_group = process_group
         for parameter, wanted in (("weight", affine), ("bias", affine and bias)):
@@ -120,13 +126,15 @@ class _DecorrelatedBatchNorm(SVDLayer):
         square = torch.eye(size, device=device, dtype=dtype).repeat(self.groups, 1, 1)
         if self.average == "covariance":
             self.running_covariance, self.whitening, self.whitened_covariance = square, square.clone(), square.clone()
+            if self.lag == "cover":
+                self.excess, self.whitened_excess = torch.zeros_like(square), torch.zeros_like(square)
         else:
             self.running_whitening = square
         self.num_batches_tracked = torch.tensor(0, device=device)
         self.skipped_batches = torch.tensor(0, device=device)
 
     def reset_running_stats(self) -> None:
-        """Set the running mean to 0 and the running covariance, or whitening matrix, to the identity."""
+        """Set the running mean and the excess to 0 and the running covariance, or whitening matrix, to the identity."""
         if self.running_mean is None or self.num_batches_tracked is None or self.skipped_batches is None:
             return
         self.running_mean.zero_()
@@ -134,6 +142,8 @@ class _DecorrelatedBatchNorm(SVDLayer):
         for square in (self.running_covariance, self.running_whitening):
             if square is not None:
                 square.copy_(torch.eye(size, device=square.device, dtype=square.dtype))
+        if self.excess is not None:
+            self.excess.zero_()
         self.num_batches_tracked.zero_()
         self.skipped_batches.zero_()
         if not self.training:
@@ -240,6 +250,12 @@ class _DecorrelatedBatchNorm(SVDLayer):
             if share is None:
                 share = self.num_batches_tracked.clamp(min=1).to(running.dtype).reciprocal()
             running.copy_(torch.lerp(running, torch.where(sound, new, running), share))
+        if self.excess is not None and self.momentum != 0:
+            running, new = pairs[1]
+            # Largest eigenvalue of the covariance of so few samples of unit variance (Marchenko and Pastur): what is
+            # below is chance.
+            noise = (1 + (running.shape[-1] / found.samples) ** 0.5) ** 2
+            self.excess.copy_(torch.where(sound, new - noise * running, self.excess))
 
     def _running_whitening(self) -> Tensor:
         if self.running_whitening is not None:
@@ -254,7 +270,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         return self.whitening
 
     def _is_derived(self) -> bool | None:
-        """Whether the stored whitening matrix is that of the running covariance; None where values cannot be read.
+        """Whether the stored whitening matrix is that of the statistics; None where values cannot be read.
 
         It compares values, since an in-place change through ``.data``, a NumPy view or a collective leaves no trace.
         """
@@ -263,21 +279,28 @@ class _DecorrelatedBatchNorm(SVDLayer):
             return True
         if self._whitened_with != (self.eps, self.solver, covariance.dtype, covariance.device):
             return False
-        return all_true((covariance == source) | (covariance.isnan() & source.isnan()))
+        same = (covariance == source) | (covariance.isnan() & source.isnan())
+        if self.excess is not None and self.whitened_excess is not None:
+            same = same & ((self.excess == self.whitened_excess) | (self.excess.isnan() & self.whitened_excess.isnan()))
+        return all_true(same)
 
     def _derive(self) -> Tensor:
         assert self.running_covariance is not None
         owner = f"{type(self).__name__}({self.num_features})"
-        return stored_whitening(self.running_covariance.detach(), self.eps, self.solver, owner)
+        covariance = self.running_covariance.detach()
+        if self.excess is not None:
+            covariance = covered(covariance, self.excess.detach())
+        return stored_whitening(covariance, self.eps, self.solver, owner)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _refresh(self) -> None:
-        """Store the whitening matrix of the running covariance, as a tensor that every mode can use."""
+        """Store the whitening matrix of the statistics, as a tensor that every mode can use."""
         covariance = self.running_covariance
         if covariance is not None:
             self.whitening = self._derive()
             self.whitened_covariance = covariance.detach().clone()
+            self.whitened_excess = None if self.excess is None else self.excess.detach().clone()
             self._whitened_with = self.eps, self.solver, covariance.dtype, covariance.device
 
     def train(self, mode: bool = True) -> "_DecorrelatedBatchNorm":
@@ -319,7 +342,12 @@ class _DecorrelatedBatchNorm(SVDLayer):
             state[prefix + name] = torch.diag_embed(diagonal.reshape(self.groups, -1))
         covariance = state.get(prefix + "running_covariance")
         if covariance is not None and self.running_covariance is not None:
-            state[prefix + "running_covariance"] = _diagonal_blocks(covariance, self.groups)
+            state[prefix + "running_covariance"] = covariance = _diagonal_blocks(covariance, self.groups)
+        excess = state.pop(prefix + "excess", None)
+        if covariance is not None and self.excess is not None:
+            # A state from elsewhere has no excess.
+            excess = torch.zeros_like(covariance) if excess is None else _diagonal_blocks(excess, self.groups)
+            state[prefix + "excess"] = excess
         return state
 
     def extra_repr(self) -> str:
@@ -329,6 +357,8 @@ class _DecorrelatedBatchNorm(SVDLayer):
         )
         if self.average != "covariance":
             text += f", average={self.average!r}"
+        if self.lag != "cover":
+            text += f", lag={self.lag!r}"
         if self.weight is not None and self.bias is None:
             text += ", bias=False"
         if self.nonfinite != "propagate":
@@ -353,15 +383,16 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     r"""Batch normalization that also decorrelates the channels, in place of ``nn.BatchNorm2d``.
 
     In training :math:`y = \gamma \circ (P + \varepsilon I)^{-1/2} (x - \mu) + \beta` with mean :math:`\mu` and biased
-    covariance :math:`P` over batch and positions; in evaluation the same with their running averages. Arguments,
-    defaults, modes and names are those of ``nn.BatchNorm2d``, whose state it also loads (variances become a diagonal
-    covariance, which changes nothing in evaluation).
+    covariance :math:`P` over batch and positions; in evaluation the same with their running averages, and with more
+    variance where these lag behind. Arguments, defaults, modes and names are those of ``nn.BatchNorm2d``, whose state
+    it also loads (variances become a diagonal covariance, which changes nothing in evaluation).
 
     Mean and covariance take one pass, accumulated in float64, and the whole map is one matrix product, with the memory
-    of plain batch normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with `Eigh`). The
-    whitening matrix of evaluation is computed when the layer enters evaluation and when its statistics have changed,
-    by whatever way, and is stored in the buffer ``whitening``, so that exported graphs hold no decomposition.
-    Statistics stay in float32 under ``half()`` and ``bfloat16()``; half-precision features are whitened in float32.
+    of plain batch normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with
+    `Eigh`). The whitening matrix of evaluation is computed when the layer enters evaluation and when its statistics
+    have changed, by whatever way, and is stored in the buffer ``whitening``, so that exported graphs hold no
+    decomposition. Statistics stay in float32 under ``half()`` and ``bfloat16()``; half-precision features are whitened
+    in float32.
 
     A batch with NaN or infinity makes the output NaN, as in ``nn.BatchNorm2d``, so that a gradient scaler skips the
     step. The running statistics leave it out, and the buffer ``skipped_batches`` (not in the state) counts it; so they
@@ -381,6 +412,10 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
         average: What is averaged for evaluation. ``"covariance"`` keeps ``running_covariance`` ``(groups, C / groups,
             C / groups)``, unbiased as in ``nn.BatchNorm2d``. ``"whitening"`` keeps ``running_whitening``, as the
             authors of the paper do; with few samples its mean is biased, since :math:`E[P^{-1/2}] \neq E[P]^{-1/2}`.
+        lag: What evaluation does where the running covariance :math:`R` lags behind weights that move. ``"cover"`` adds
+            the positive part of :math:`P - (1 + \sqrt{c / n})^2 R`, the excess of the last batch of n samples and
+            groups of c channels over what chance explains, kept in the buffer ``excess``; ``"ignore"`` adds nothing.
+            Averages of whitening matrices are taken as they are.
         nonfinite: What a batch with NaN or infinity does in training: ``"propagate"`` it to the output, or ``"raise"``.
         synchronize: Whether the batch is that of all processes, as in ``nn.SyncBatchNorm``; also set by
             `convert_sync`. It works on any backend, CPU included, and with batches of different sizes.

@@ -100,6 +100,9 @@ def _averaging(model: nn.Module, layers: Mapping[str, Any]) -> Iterator[Callable
 
     def unreached() -> list[str]:
         names = [name for name, layer in layers.items() if not layer.num_batches_tracked]
+        for layer in layers.values():
+            if getattr(layer, "excess", None) is not None:
+                layer.excess.zero_()  # of weights that do not move there is none
         put_back(names)
         return names
 

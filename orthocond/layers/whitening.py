@@ -6,9 +6,18 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import all_true, at_least_float32, check_count, check_not_negative
-from orthocond.layers.base import affine, blame_features, check_features, flatten, identity_like, with_rank_tolerance
+from orthocond.layers.base import (
+    affine,
+    blame_features,
+    check_features,
+    flatten,
+    identity_like,
+    with_rank_tolerance,
+    without_nonfinite,
+)
 from orthocond.layers.statistics import Moments, moments
 from orthocond.matrix import Eigh, Solver, inv_sqrtm
+from orthocond.matrix.decompose import eigh
 from orthocond.matrix.solver import check_solver
 
 _EIGH = Eigh()
@@ -103,6 +112,14 @@ def batch_whitening(found: Moments, dtype: torch.dtype, eps: float, solver: Solv
     solver = with_rank_tolerance(solver, eps, dtype, covariance.shape[-1])
     whitening = inv_sqrtm(torch.where(finite, covariance, identity_like(covariance)), eps=eps, solver=solver)
     return torch.where(finite, whitening, torch.nan)
+
+
+def covered(covariance: Tensor, excess: Tensor) -> Tensor:
+    """``P + E₊``, the covariance and the positive part of what it lacks; NaN where the excess is not finite."""
+    sound, finite = without_nonfinite(excess.double())
+    values, vectors = eigh(sound)
+    added = vectors * values.clamp(min=0).unsqueeze(-2) @ vectors.mT
+    return torch.where(finite, covariance.double() + added, torch.nan).to(covariance.dtype)
 
 
 def stored_whitening(covariance: Tensor, eps: float, solver: Solver, owner: str) -> Tensor:
