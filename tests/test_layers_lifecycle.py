@@ -16,6 +16,7 @@ from orthocond.layers import (
     WhitenColor2d,
     convert_batchnorm,
     convert_sync,
+    statistics,
 )
 from orthocond.matrix import NewtonSchulz
 
@@ -199,3 +200,19 @@ def test_compiled_model_has_the_same_losses(backend):
             losses.append(float(loss.detach()))
         losses.append(float(nn.functional.cross_entropy(forward.eval()(x), target).detach()))
     torch.testing.assert_close(losses[:5], losses[5:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+def test_compiled_layer_takes_its_moments_as_the_eager_one(monkeypatch):
+    """In float32, which a graph that cannot read values could not decide."""
+    monkeypatch.setattr(statistics, "_float64_moments", None)
+    x = torch.randn(64, 6, 12, 12, generator=torch.Generator().manual_seed(0))
+    layers = DecorrelatedBatchNorm2d(6), DecorrelatedBatchNorm2d(6)
+    results = []
+    for layer in (layers[0], torch.compile(layers[1], fullgraph=True, backend="aot_eager")):
+        z = x.clone().requires_grad_()
+        y = layer(z)
+        (y.pow(3)).sum().backward()
+        results.append((y.detach(), z.grad))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(layers[0].running_covariance, layers[1].running_covariance, rtol=0, atol=0)

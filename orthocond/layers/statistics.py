@@ -98,6 +98,18 @@ def _batch_moments(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     return _float64_moments(x, groups)
 
 
+@torch.library.custom_op("orthocond::moments", mutates_args=())
+def _opaque_moments(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """The same as one node of a compiled graph, in which it can read values and take chunks."""
+    return _batch_moments(x, groups, eps)
+
+
+@_opaque_moments.register_fake
+def _(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    size = x.shape[1] // groups
+    return x.new_empty(x.shape[1], dtype=torch.float64), x.new_empty(groups, size, size, dtype=torch.float64)
+
+
 def _may_use_float32(x: Tensor) -> bool:
     batch, _, positions = x.shape
     large = batch * positions >= _LEAST_SAMPLES and (positions == 1 or positions >= _BLOCK // 4)
@@ -155,6 +167,8 @@ class _Moments(Function):
 
     @staticmethod
     def forward(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        if x.is_cpu and torch.compiler.is_dynamo_compiling():  # not in torch.export
+            return x.view_as(x), *_opaque_moments(x, groups, eps)
         return x.view_as(x), *_batch_moments(x, groups, eps)
 
     @staticmethod
