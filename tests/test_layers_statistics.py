@@ -1,5 +1,7 @@
 """Running statistics: evaluation follows them however they change, and they can be taken anew."""
 
+import warnings
+
 import pytest
 import torch
 from features import F64, features, root_of
@@ -116,6 +118,36 @@ def test_statistics_that_are_not_finite_are_named_once_and_give_nan():
     assert layer(features(5, 6)).isnan().all()  # and says no more
     layer.reset_running_stats()
     assert layer(features(5, 6)).isfinite().all()
+
+
+@pytest.mark.parametrize("solver", [oc.Eigh(), oc.Eigh(rank_tol=1e-3), oc.SVD(), oc.NewtonSchulz()], ids=str)
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+def test_no_state_stops_evaluation(solver, eps):
+    """Not even one that is no covariance; the only words about it name the layer."""
+    wild = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
+    values = torch.tensor([1e38, 1.0, 1e-38, 0.0, -1e-30, 1e10])
+    kinds = [torch.zeros(6, 6), -torch.eye(6), wild, torch.full((6, 6), 3e38), torch.full((6, 6), -3e38), values.diag()]
+    kinds += [float("nan") * wild, wild - float("inf")]
+    for covariance in kinds:
+        for excess in kinds:
+            layer = DecorrelatedBatchNorm1d(6, eps=eps, solver=solver)
+            layer.running_covariance.copy_(covariance)
+            layer.excess.copy_(excess)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                layer.eval()(features(5, 6))
+            assert all("of DecorrelatedBatchNorm1d(6)" in str(warning.message) for warning in caught)
+
+
+def test_solver_that_fails_in_evaluation_is_reported_with_the_layer():
+    class Failing(oc.Solver):
+        def roots(self, a, eps, kinds):
+            raise ValueError("No roots today.")
+
+    layer = DecorrelatedBatchNorm1d(6, solver=Failing())
+    layer.running_covariance.mul_(2)
+    with pytest.raises(RuntimeError, match=r"DecorrelatedBatchNorm1d\(6\) cannot .* No roots today. Load a sound"):
+        layer.eval()
 
 
 # non-finite batches

@@ -288,9 +288,15 @@ class _DecorrelatedBatchNorm(SVDLayer):
         assert self.running_covariance is not None
         owner = f"{type(self).__name__}({self.num_features})"
         covariance = self.running_covariance.detach()
-        if self.excess is not None:
-            covariance = covered(covariance, self.excess.detach())
-        return stored_whitening(covariance, self.eps, self.solver, owner)
+        try:
+            if self.excess is not None:
+                covariance = covered(covariance, self.excess.detach())
+            return stored_whitening(covariance, self.eps, self.solver, owner)
+        except (ValueError, RuntimeError) as error:
+            raise RuntimeError(
+                f"{owner} cannot compute the whitening matrix of its running covariance: {error} Load a sound state, "
+                "or take the statistics anew with orthocond.update_statistics(model, loader)."
+            ) from error
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -426,6 +432,9 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
         ValueError: If ``groups`` does not divide the channels, ``momentum`` is not a fraction, the input has another
             number of dimensions or channels, one value per channel in training, or, with ``nonfinite="raise"``, values
             that are not finite.
+
+        RuntimeError: If no whitening matrix can be computed from the running covariance in evaluation; it names the
+            layer.
 
     Warns:
         UserWarning: Once, if a batch in training has no more samples than a group has channels; and if evaluation finds

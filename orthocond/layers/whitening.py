@@ -19,6 +19,7 @@ from orthocond.layers.statistics import Moments, moments
 from orthocond.matrix import Eigh, Solver, inv_sqrtm
 from orthocond.matrix.decompose import eigh
 from orthocond.matrix.solver import check_solver
+from orthocond.matrix.symmetric import symmetric_part
 
 _EIGH = Eigh()
 
@@ -140,8 +141,8 @@ def stored_whitening(covariance: Tensor, eps: float, solver: Solver, owner: str)
     """
     finite = are_finite(covariance)
     identity = identity_like(covariance.double())
-    sound = torch.where(finite, covariance.double(), identity)
-    rounding = torch.finfo(covariance.dtype).eps * sound.diagonal(dim1=-2, dim2=-1).amax(-1)
+    sound = symmetric_part(torch.where(finite, covariance.double(), identity))
+    rounding = torch.finfo(covariance.dtype).eps * sound.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
     missing = -torch.linalg.eigvalsh(sound).select(-1, 0)
     if all_true(finite) is False:
         _warn(owner, "holds NaN or infinity, so evaluation gives NaN")
