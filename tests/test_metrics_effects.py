@@ -6,8 +6,9 @@ import matplotlib
 import pytest
 import torch
 
+from orthocond.directions import Directions
 from orthocond.lab.data.sprites import FACTORS, SHAPES, read_factors, render
-from orthocond.metrics import Boosting, EffectMatrix, effect_matrix, factor_report, plot_effect_matrix
+from orthocond.metrics import Boosting, EffectMatrix, activeness, effect_matrix, factor_report, plot_effect_matrix
 from tests.metrics_helpers import Tiles, read_tiles, rotation
 
 FAST = Boosting(trees=40)
@@ -46,6 +47,13 @@ def test_a_turned_generator_shows_the_entries_of_the_rotation(step):
     torch.testing.assert_close(found.values, turn.abs().double(), rtol=1e-2, atol=1e-3)
     back = effect_matrix(Tiles(turn=turn), turn.mT.contiguous(), read_tiles, spread=torch.ones(4), samples=50)
     torch.testing.assert_close(back.values, torch.eye(4, dtype=torch.float64), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("measure", [activeness, lambda g, d: effect_matrix(g, d, read_tiles, samples=20).values])
+def test_directions_stand_for_their_rows(measure):
+    turn = rotation(4)
+    found = Directions(turn[:3], torch.tensor([3.0, 2.0, 1.0]))
+    assert torch.equal(torch.as_tensor(measure(Tiles(), found)), torch.as_tensor(measure(Tiles(), found.vectors)))
 
 
 def test_effects_are_in_units_of_the_spread():
