@@ -4,9 +4,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 
 
-def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
-) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
     """An HTML table of text; the columns in ``right`` are numbers."""
     style = [f"text-align: {'right' if i in right else 'left'}" for i in range(len(header))]
     head = _row("th", header, style)

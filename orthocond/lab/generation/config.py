@@ -90,7 +90,7 @@ class GanModel:
     channels: tuple[Count, ...] = ()
     max_channels: Count = 512
     blocks: Literal["transposed", "upsample"] = "transposed"
-    form: Literal["working", "faithful"] = "working"
+    form: Literal["working", "faithful"] = "faithful"
     discriminator_width: Count = 64
     discriminator_norm: bool = True
     discriminator_max_channels: Count | None = None

@@ -23,7 +23,7 @@ _SIMPLE_SCHEDULE = GanSchedule(1, 128, 2e-4, (0.5, 0.999), constant=0.5, ema=0.0
 _SMALL_SIMPLE = GanModel(
     channels=(192, 96, 48, 24), blocks="upsample", discriminator_width=24, discriminator_norm=False
 )
-_SMALL_EIGEN = GanModel("eigengan", noise_dim=64, width=16, max_channels=128, discriminator_width=16)
+_SMALL_EIGEN = GanModel("eigengan", noise_dim=64, width=16, max_channels=128, form="working", discriminator_width=16)
 
 # Half an hour on one core; see docs/gan-lab.md for what was measured.
 _MEDIUM_SIMPLE = replace(_SMALL_SIMPLE, discriminator_width=48)
@@ -38,7 +38,7 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
             preset=name,
             method=replace(_RIVALS, name="ol"),
             data=GanData(source, size, flip=True),
-            model=GanModel("eigengan", width=16, form="faithful", discriminator_width=16),
+            model=GanModel("eigengan", width=16, discriminator_width=16),
             objective=_EIGEN_OBJECTIVE,
             schedule=_EIGEN_SCHEDULE,
         ),
@@ -101,7 +101,9 @@ _EIGEN_SPRITES = replace(
     _SPRITES,
     preset="eigengan-sprites",
     method=GanMethod("ol"),
-    model=GanModel("eigengan", directions=3, noise_dim=16, width=8, max_channels=64, discriminator_width=8),
+    model=GanModel(
+        "eigengan", directions=3, noise_dim=16, width=8, max_channels=64, form="working", discriminator_width=8
+    ),
 )
 _MEDIUM_SPRITES = replace(
     _SPRITES,
