@@ -12,7 +12,7 @@ TINY = Generation(
     save_every=3,
     sample_every=7,
 )
-EIGEN = GanModel("eigengan", directions=2, noise_dim=3, width=4, max_channels=8, discriminator_width=4)
+EIGEN = GanModel("eigengan", directions=2, noise_dim=3, width=4, max_channels=8, form="working", discriminator_width=4)
 
 
 def tiny(method: str = "none", **settings) -> Generation:
