@@ -93,6 +93,7 @@ CHANGES = [
     (["--model", "package.module:function"], "model.name", "package.module:function"),
     (["--model.meta-layer", "bn1"], "model.meta_layer", "bn1"),
     (["--data", "cifar10"], "data.source", "cifar10"),
+    (["--data.limit", "0x10"], "data.limit", 16),
     (["--seed", "7"], "seed", 7),
     (["--precision", "bf16"], "precision", "bf16"),
 ]
@@ -221,6 +222,24 @@ BAD_USAGE = [
     ("table gcp --jobs 0", "Must be >= 1"),
     ("bench --repeats 0", "Must be >= 1"),
     ("bench --batch-size 0", "Must be >= 1"),
+    ("explore --z-dim 0", "Must be >= 1"),
+    ("explore --z-dim -1", "Must be >= 1"),
+    ("explore --range 0 inf", "needs two finite values"),
+    ("explore --range nan 1", "needs two finite values"),
+    ("train dbn-sprites-small --dry-run --schedule.epochs 2.7", "--schedule.epochs: needs a whole number; got 2.7"),
+    ("train dbn-sprites-small --dry-run --seed 2.7", "--seed: needs a whole number; got 2.7"),
+    ("train dbn-sprites-small --dry-run --schedule.steps 1.9", "--schedule.steps: needs a whole number; got 1.9"),
+    ("train dbn-sprites-small --dry-run --schedule.milestones 1.5", "--schedule.milestones: needs a whole number"),
+    ("train dbn-sprites-small --dry-run --schedule.milestones=[1,2.5]", "needs a whole number; got 2.5"),
+    ("train dbn-sprites-small --dry-run --data.validation 0.5", "--data.validation: needs a whole number; got 0.5"),
+    ("train dbn-sprites-small --dry-run --save-every 0.5", "--save-every: needs a whole number; got 0.5"),
+    ("table gcp --seeds 1.5", "--seeds: needs a whole number; got 1.5"),
+    ("table gcp --jobs 1.5", "--jobs: needs a whole number; got 1.5"),
+    ("bench --repeats 1.5", "--repeats: needs a whole number; got 1.5"),
+    ("traverse 0 --k 1.5", "--k: needs a whole number; got 1.5"),
+    ("traverse 0 --samples 1.5", "--samples: needs a whole number; got 1.5"),
+    ("traverse 0 --seed 1.5", "--seed: needs a whole number; got 1.5"),
+    ("explore --z-dim 1.5", "--z-dim: needs a whole number; got 1.5"),
 ]
 
 

@@ -1,5 +1,6 @@
 """``orthocond explore``: a page in which generators run, to walk through their latents."""
 
+import math
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from orthocond.cli.runs import find_run
+from orthocond.cli.settings import PositiveInt
 from orthocond.lab.errors import UsageError
 from orthocond.lab.text import printable
 
@@ -18,7 +20,7 @@ def explore(
     *sources: str,
     prior: Literal["normal", "uniform"] = "normal",
     range: Annotated[tuple[float, float], Parameter(allow_leading_hyphen=True)] = (-1.0, 1.0),
-    z_dim: int | None = None,
+    z_dim: PositiveInt | None = None,
     out: Path | None = None,
     open: bool = True,
     runs: Path = Path("runs"),
@@ -44,8 +46,8 @@ def explore(
 
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--out needs a file that ends with .html; got {out}.")
-    if not range[0] < range[1]:
-        raise UsageError(f"--range needs the smaller value first; got {range[0]:g} {range[1]:g}.")
+    if not -math.inf < range[0] < range[1] < math.inf:
+        raise UsageError(f"--range needs two finite values, the smaller value first; got {range[0]:g} {range[1]:g}.")
     file = out or Path("explore.html")
     exhibits: list[Exhibit] = []
     for source in sources:

@@ -5,12 +5,12 @@ import json
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import Group, Parameter, Token, convert, validators
 from docstring_parser import parse
 
 from orthocond.lab import experiments
@@ -19,7 +19,21 @@ from orthocond.lab.errors import UsageError
 from orthocond.lab.experiments import task_of
 
 FIXED = ("preset", "scale", "kind")  # chosen by the preset, not one by one
-PositiveInt = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=1_000_000))]
+
+
+def whole(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert what was given for integers; one with a decimal point is refused, which cyclopts would round.
+
+    Raises:
+        ValueError: If a token has a decimal point.
+    """
+    for token in tokens:
+        if "." in token.value:
+            raise ValueError(f"needs a whole number; got {token.value}.")
+    return convert(kind, tokens)
+
+
+PositiveInt = Annotated[int, Parameter(converter=whole, validator=validators.Number(gte=1, lte=1_000_000))]
 """An option that counts something."""
 
 
@@ -71,6 +85,7 @@ def options(config: object) -> list[inspect.Parameter]:
             group=group,
             consume_multiple=_is_list(setting),
             negative_iterable=(),
+            converter=_converter(setting.kind),
         )
         result.append(
             inspect.Parameter(
@@ -81,6 +96,13 @@ def options(config: object) -> list[inspect.Parameter]:
             )
         )
     return result
+
+
+def _converter(kind: Any) -> Callable[[Any, Sequence[Token]], Any] | None:
+    """`whole` for integers, for lists of them, and for those that may be None."""
+    if kind is int or int in typing.get_args(kind):
+        return lambda _, tokens: whole(kind, tokens)
+    return None
 
 
 def _is_list(setting: Setting) -> bool:

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from orthocond.cli.runs import find_run
-from orthocond.cli.settings import PositiveInt
+from orthocond.cli.settings import PositiveInt, whole
 from orthocond.lab.config import read_config
 from orthocond.lab.errors import UsageError
 from orthocond.lab.text import printable
 
 _SHOWN = 6  # directions, if not told
 _MOST_STEPS = 1000
-Samples = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=1000))]
+Samples = Annotated[int, Parameter(converter=whole, validator=validators.Number(gte=1, lte=1000))]
 
 
 def traverse(
@@ -27,7 +27,7 @@ def traverse(
     steps: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-3..3",
     gif: bool = False,
     out: Path | None = None,
-    seed: Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**63))] = 0,
+    seed: Annotated[int, Parameter(converter=whole, validator=validators.Number(gte=0, lt=2**63))] = 0,
     runs: Path = Path("runs"),
     allow_import: str | None = None,
 ) -> None:
