@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
 import orthocond as oc
@@ -127,6 +128,25 @@ def test_wrong_sources_get_a_sentence(tmp_path, monkeypatch, capsys, arguments, 
     text = capsys.readouterr().err
     assert error in text
     assert "Traceback" not in text
+    assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.parametrize(
+    ("dims", "error"),
+    [(["n", 4], r"odd.onnx fails for latents \(\d+, 4\) \("), ([], "odd.onnx needs latents")],
+    ids=["one batch size only", "scalar"],
+)
+def test_onnx_files_that_do_not_run_get_a_sentence(dims, error, tmp_path, monkeypatch, capsys):
+    shape = helper.make_tensor("shape", TensorProto.INT64, [4], [1, 1, 2, 2])  # of one image, whatever the input
+    node = helper.make_node("Reshape", ["z", "shape"], ["images"])
+    inputs = [helper.make_tensor_value_info("z", TensorProto.FLOAT, dims)]
+    outputs = [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 1, 2, 2])]
+    graph = helper.make_graph([node], "odd", inputs, outputs, [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
+    monkeypatch.chdir(tmp_path)
+    assert run("explore", "odd.onnx", "--no-open") == 1
+    assert re.match(error, capsys.readouterr().err)
     assert not list(tmp_path.glob("*.html"))
 
 

@@ -40,7 +40,9 @@ class _OnnxFile(nn.Module):
         if len(inputs) != 1 or inputs[0].type != "tensor(float)":
             described = ", ".join(f"{i.name}: {i.type} {i.shape}" for i in inputs)
             raise ValueError(f"{name} needs one input, latents in float32; it has {described or 'none'}.")
-        self.session, self.input, self.output = session, inputs[0].name, outputs[0].name
+        if not inputs[0].shape:
+            raise ValueError(f"{name} needs latents (n, …) as its input; it takes a single number.")
+        self.name, self.session, self.input, self.output = name, session, inputs[0].name, outputs[0].name
         first, *self.shape = inputs[0].shape
         if not all(isinstance(n, int) for n in self.shape):
             raise ValueError(f"{name} needs a fixed number of latents; the shape of its input is {inputs[0].shape}.")
@@ -52,7 +54,11 @@ class _OnnxFile(nn.Module):
         made = []
         for part in z.split(size):
             padded = torch.cat([part, part[-1:].expand(size - len(part), *part.shape[1:])])
-            images = self.session.run([self.output], {self.input: padded.float().numpy()})[0]
+            try:
+                images = self.session.run([self.output], {self.input: padded.float().numpy()})[0]
+            except Exception as error:  # of ONNX Runtime, as above
+                reason = str(error).splitlines()[0]
+                raise ValueError(f"{self.name} fails for latents {tuple(padded.shape)} ({reason}).") from error
             made.append(torch.from_numpy(images)[: len(part)])
         return torch.cat(made).to(z.dtype)
 
