@@ -1,5 +1,6 @@
 """Running statistics: evaluation follows them however they change, and they can be taken anew."""
 
+import copy
 import warnings
 
 import pytest
@@ -327,3 +328,37 @@ def test_layers_that_no_batch_reaches_keep_their_statistics():
         oc.update_statistics(model, [features(30, 4)])
     assert torch.equal(model.unused.running_covariance, kept)
     assert model.used.num_batches_tracked == 1
+
+
+def test_averages_of_buffers_do_not_reach_the_whitening_of_evaluation():
+    model = nn.Sequential(DecorrelatedBatchNorm1d(3, affine=False, momentum=0.5)).eval()
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True).eval()
+    x = torch.randn(6, 3)
+    average(x)
+    for epoch in range(4):
+        model.train()
+        for _ in range(5):
+            model(torch.randn(50, 3) @ torch.randn(3, 3) * (epoch + 1))
+        model.eval()(x)
+        average.update_parameters(model)
+    expected = copy.deepcopy(average.module[0])
+    expected._refresh()
+    torch.testing.assert_close(average.eval()(x), expected(x))
+
+
+def test_buffers_of_a_functional_call_do_not_come_back_later():
+    layer, x = DecorrelatedBatchNorm1d(4, affine=False).eval(), torch.randn(9, 4)
+    layer(x)
+    layer.eps = 0.5
+    expected = torch.func.functional_call(layer, dict(layer.named_buffers()), (x,))
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_buffers_copied_from_a_layer_with_another_ridge():
+    one, two = (DecorrelatedBatchNorm1d(4, eps=eps, affine=False).eval() for eps in (1e-5, 0.5))
+    x = torch.randn(9, 4)
+    expected = two(x)
+    one(x)
+    for mine, other in zip(two.buffers(), one.buffers(), strict=True):
+        mine.copy_(other)
+    torch.testing.assert_close(two(x), expected)

@@ -31,9 +31,19 @@ from orthocond.layers.whitening import (
 from orthocond.matrix import Eigh, Solver
 
 _EIGH = Eigh()
-# The whitening matrix of evaluation, and copies of what it was derived from; they are not part of the state.
-_DERIVED = ("whitening", "whitened_covariance", "whitened_excess")
-_STATISTICS = ("running_mean", "running_covariance", "running_whitening", "excess", *_DERIVED)
+_STATISTICS = ("running_mean", "running_covariance", "running_whitening", "excess", "whitening")
+
+
+class _Derived(NamedTuple):
+    """A whitening matrix of evaluation, copies of what it was derived from, and with which settings.
+
+    It is no buffer: what copies, averages or restores buffers must not reach it.
+    """
+
+    whitening: Tensor
+    covariance: Tensor
+    excess: Tensor | None
+    settings: object
 
 
 def _diagonal_blocks(covariance: Tensor, groups: int) -> Tensor:
@@ -64,8 +74,6 @@ class _DecorrelatedBatchNorm(SVDLayer):
     excess: Tensor | None
     num_batches_tracked: Tensor | None
     whitening: Tensor | None
-    whitened_covariance: Tensor | None
-    whitened_excess: Tensor | None
     skipped_batches: Tensor | None
     _version = 2  # as nn.BatchNorm: since then with num_batches_tracked
 
@@ -109,7 +117,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         for parameter, wanted in (("weight", affine), ("bias", affine and bias)):
             value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if wanted else None
             self.register_parameter(parameter, value)
-        self._whitened_with: object = None
+        self._derived: _Derived | None = None
         self._warned = False
         self._register_statistics(device, at_least_float32(dtype or torch.get_default_dtype()))
         self.reset_parameters()
@@ -117,7 +125,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
     def _register_statistics(self, device: Any, dtype: torch.dtype) -> None:
         size = self.num_features // self.groups
         for name in _STATISTICS:
-            self.register_buffer(name, None, persistent=name not in _DERIVED)
+            self.register_buffer(name, None, persistent=name != "whitening")
         self.register_buffer("num_batches_tracked", None)
         self.register_buffer("skipped_batches", None, persistent=False)
         if not self.track_running_stats:
@@ -125,9 +133,9 @@ class _DecorrelatedBatchNorm(SVDLayer):
         self.running_mean = torch.zeros(self.num_features, device=device, dtype=dtype)
         square = torch.eye(size, device=device, dtype=dtype).repeat(self.groups, 1, 1)
         if self.average == "covariance":
-            self.running_covariance, self.whitening, self.whitened_covariance = square, square.clone(), square.clone()
+            self.running_covariance, self.whitening = square, square.clone()
             if self.lag == "cover":
-                self.excess, self.whitened_excess = torch.zeros_like(square), torch.zeros_like(square)
+                self.excess = torch.zeros_like(square)
         else:
             self.running_whitening = square
         self.num_batches_tracked = torch.tensor(0, device=device)
@@ -274,15 +282,19 @@ class _DecorrelatedBatchNorm(SVDLayer):
 
         It compares values, since an in-place change through ``.data``, a NumPy view or a collective leaves no trace.
         """
-        covariance, source = self.running_covariance, self.whitened_covariance
-        if covariance is None or source is None:
+        covariance, derived = self.running_covariance, self._derived
+        if covariance is None:
             return True
-        if self._whitened_with != (self.eps, self.solver, covariance.dtype, covariance.device):
+        if derived is None or derived.settings != self._settings(covariance):
             return False
-        same = (covariance == source) | (covariance.isnan() & source.isnan())
-        if self.excess is not None and self.whitened_excess is not None:
-            same = same & ((self.excess == self.whitened_excess) | (self.excess.isnan() & self.whitened_excess.isnan()))
-        return all_true(same)
+        if type(covariance) is not type(derived.covariance):  # a fake tensor, or one of a tracer
+            return None
+        pairs = [(covariance, derived.covariance), (self.whitening, derived.whitening), (self.excess, derived.excess)]
+        same = [(a == b) | (a.isnan() & b.isnan()) for a, b in pairs if a is not None and b is not None]
+        return all_true(torch.stack(same))
+
+    def _settings(self, covariance: Tensor) -> object:
+        return self.eps, self.solver, covariance.dtype, covariance.device
 
     def _derive(self) -> Tensor:
         assert self.running_covariance is not None
@@ -305,9 +317,9 @@ class _DecorrelatedBatchNorm(SVDLayer):
         covariance = self.running_covariance
         if covariance is not None:
             self.whitening = self._derive()
-            self.whitened_covariance = covariance.detach().clone()
-            self.whitened_excess = None if self.excess is None else self.excess.detach().clone()
-            self._whitened_with = self.eps, self.solver, covariance.dtype, covariance.device
+            excess = None if self.excess is None else self.excess.detach().clone()
+            copies = self.whitening.clone(), covariance.detach().clone()
+            self._derived = _Derived(*copies, excess, self._settings(covariance))
 
     def train(self, mode: bool = True) -> "_DecorrelatedBatchNorm":
         """Switch between training and evaluation; entering evaluation computes the whitening matrix once."""
