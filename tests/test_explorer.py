@@ -1,6 +1,7 @@
 """The explorer before a browser opens it: sources, directions, the file, and what wrong sources are told."""
 
 import re
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -166,3 +167,12 @@ def test_the_generator_that_ships_draws_discs_on_a_ground(tmp_path, monkeypatch,
     corners = images[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
     assert float(corners.std(2).mean()) < 0.05  # one ground
     assert float(images.std((2, 3)).mean()) > 0.15  # and something on it
+
+
+def test_the_command_finds_functions_in_the_current_directory(tmp_path):
+    """A script of an environment does not have it on its path, unlike ``python -m`` and pytest."""
+    (tmp_path / "here_only.py").write_text("def make():\n    raise ValueError('it was found')\n")
+    code = "import sys; sys.path = [p for p in sys.path if p]; from orthocond.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "explore", "here_only:make", "--no-open"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "it was found" in found.stderr

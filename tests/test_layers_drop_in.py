@@ -236,3 +236,11 @@ def test_synchronized_batchnorm_becomes_a_synchronized_layer():
     assert (new.synchronize, new.process_group, new.momentum) == (True, old.process_group, 0.2)
     x = features(4, 6, 3, 3)
     torch.testing.assert_close(new.eval()(x), old.eval()(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_forward_that_was_put_on_the_layer_is_not_dropped():
+    model = nn.Sequential(nn.BatchNorm2d(4))
+    model[0].forward = lambda x: 5 * x
+    with pytest.warns(UserWarning, match="a forward of its own"):
+        convert_batchnorm(model)
+    assert type(model[0]) is nn.BatchNorm2d

@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,7 @@ from orthocond.cli.runs import find_run, last_run_with
 from orthocond.lab import experiments
 from orthocond.lab.config import Config, Scale, config_diff, read_config
 from orthocond.lab.errors import UsageError
-from orthocond.lab.factories import check_import
+from orthocond.lab.factories import check_import, is_factory
 from orthocond.lab.runs import Run, ranks
 from orthocond.lab.text import printable
 
@@ -132,8 +131,6 @@ def train(
         if changes := config_diff(read_config(found.config), chosen):
             raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
         check_import(chosen.model.name, allow_import or given.get("model__name"), found.path)
-    if str(Path.cwd()) not in sys.path:  # where the factories of users are
-        sys.path.insert(0, str(Path.cwd()))
     if dry_run:
         if ranks.world_size() > 1:
             raise UsageError("--dry-run needs one process; leave torchrun out.")
@@ -188,6 +185,8 @@ def _train(
         if evaluate and code == 0 and not quiet:
             show_scores(run)
         again = f"orthocond train --resume {printable(run.path)}"
+        if is_factory(config.model.name):
+            again += f" --allow-import {config.model.name}"
         print(_result(run) or f"Stopped. To go on: {again}", flush=True)
     return code
 

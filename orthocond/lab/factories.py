@@ -1,6 +1,7 @@
 """Networks that users name by ``package.module:function``: imported and called only if they were asked for."""
 
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,21 +58,23 @@ def check_import(name: str, allowed: str | None, where: Path) -> None:
 
 
 def load_factory(name: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` names.
+    """The function that ``package.module:function`` names; the current directory is searched too.
 
     Raises:
         ValueError: If there is none.
     """
     module, _, function = name.partition(":")
+    if str(Path.cwd()) not in sys.path:  # a script of an environment does not have it, ``python -m`` does
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, ValueError) as error:
         raise ValueError(
-            f"--model.name {name}: there is no module {module} ({error}). Give package.module:function of a module "
+            f"{name}: there is no module {module} ({error}). Give package.module:function of a module "
             "that Python finds, for example one in the current directory."
         ) from error
     except AttributeError as error:
-        raise ValueError(f"--model.name {name}: {module} has no {function}.") from error
+        raise ValueError(f"{name}: {module} has no {function}.") from error
     if not callable(found):
-        raise ValueError(f"--model.name {name}: {function} of {module} is no function.")
+        raise ValueError(f"{name}: {function} of {module} is no function.")
     return found

@@ -112,6 +112,8 @@ def _obstacle(layer: nn.Module) -> str | None:
     """Why a batch normalization cannot be replaced without losing something; None if it can."""
     if type(layer) not in _TWINS:
         return f"{type(layer).__name__}, which may compute more than its base class"
+    if "forward" in vars(layer):
+        return f"a {type(layer).__name__} with a forward of its own"
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return "it has hooks: remove them first and register them anew" if any(hooks) else None
 

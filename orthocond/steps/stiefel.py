@@ -33,8 +33,9 @@ class Stiefel:
     onto the manifold. The loss falls by :math:`\eta \|T\|_*` to first order. All singular values of the weight are g
     after every step.
 
-    The learning rate of the parameter group, times ``scale``, is η. It is nearly an angle: no direction turns by more
-    than arctan η in a step, whatever the size of the gradient. Values of 0.01 to 0.1 are usual, where Adam has 1e-3:
+    The learning rate of the parameter group, times ``scale``, is η. It is nearly an angle: a square
+    weight turns no direction by more than arctan η in a step, whatever the size of the gradient, and other weights not
+    much more. Values of 0.01 to 0.1 are usual, where Adam has 1e-3:
     give the weight a parameter group of its own, or set ``scale``. A schedule of the learning rate works as always.
 
     The optimizer's own update of the weight is replaced: its momentum, its scaling of entries and its weight decay have
