@@ -239,8 +239,8 @@ def test_synchronized_batchnorm_becomes_a_synchronized_layer():
 
 
 def test_a_forward_that_was_put_on_the_layer_is_not_dropped():
-    model = nn.Sequential(nn.BatchNorm2d(4))
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4))
     model[0].forward = lambda x: 5 * x
     with pytest.warns(UserWarning, match="a forward of its own"):
         convert_batchnorm(model)
-    assert type(model[0]) is nn.BatchNorm2d
+    assert [type(layer) for layer in model] == [nn.BatchNorm2d, DecorrelatedBatchNorm2d]
