@@ -239,6 +239,24 @@ def test_evaluate_and_diagnose_the_trained_model(runs, capsys):
     assert "Rank 27 of 64 by construction" in capsys.readouterr().out
 
 
+def test_an_older_checkpoint_does_not_replace_the_final_evaluation(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--quiet", "--save-every", 2) == 0
+    (folder,) = runs.iterdir()
+    file = folder / "evaluation.json"
+    before = file.read_bytes()
+    (folder / "checkpoints" / "0000000004.json").write_text("{")
+    capsys.readouterr()
+    with pytest.warns(RuntimeWarning, match="Checkpoint 4 is damaged"):
+        assert orthocond("evaluate", folder) == 1
+    assert "The checkpoint of the last step, 4, is damaged" in capsys.readouterr().err
+    assert file.read_bytes() == before
+    file.unlink()
+    with pytest.warns(RuntimeWarning, match="Checkpoint 4 is damaged"):
+        assert orthocond("evaluate", folder) == 0
+    assert "its last step is 4, and the newest checkpoint that is good is of step 2" in capsys.readouterr().err
+    assert json.loads(file.read_text())["step"] == 2
+
+
 def test_load_model_has_the_weights_of_the_checkpoint(runs, tmp_path):
     assert orthocond(*TINY, "--runs", runs, "--quiet", "--method", "ow") == 0
     (folder,) = runs.iterdir()

@@ -199,6 +199,13 @@ def test_stale_statistics_are_told(tmp_path):
     assert any("20.0 % as trained and 15.0 % with statistics taken anew" in text for text in problems(read_run(run)))
 
 
+def test_an_evaluation_of_an_earlier_step_is_left_out_and_told(tmp_path):
+    run = gan(tmp_path, lambda step: 1.0, evaluation={"step": 5, "condition": 2.0})
+    training = read_run(run)
+    assert training.evaluation is None
+    assert any("is of step 5 and the run ended at step 24" in text for text in training.trouble)
+
+
 @pytest.mark.parametrize("file", ["metrics.jsonl", "status.json", "evaluation.json"])
 def test_a_damaged_file_is_a_warning(tmp_path, file):
     run = classifier(tmp_path)

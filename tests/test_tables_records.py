@@ -50,6 +50,15 @@ def test_tables_that_keep_at_the_same_time_lose_nothing(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.suffix == ".tmp"] == []
 
 
+def test_an_evaluation_of_an_earlier_step_is_not_the_final_one(tmp_path):
+    run, config = _train(tmp_path, _config("ow", 0)), _config("ow", 0)
+    (run.path / "evaluation.json").write_text(json.dumps({"step": 1, "recalibrated_error": 75}))
+    assert records.read_run(run, config).evaluation == {"step": 1, "recalibrated_error": 75}
+    (run.path / "evaluation.json").write_text(json.dumps({"step": 0, "recalibrated_error": 75}))
+    with pytest.warns(RuntimeWarning, match="evaluation.json is of step 0 and the run ended at step 1"):
+        assert records.read_run(run, config).evaluation is None
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "times.jsonl", "evaluation.json", "status.json"])
 def test_a_damaged_run_is_named_and_the_others_go_on(tmp_path, name):
     configs = [_config("ow", seed) for seed in range(2)]

@@ -1,6 +1,7 @@
 """``orthocond evaluate`` and ``orthocond diagnose``: what a trained model can do, and how well conditioned it is."""
 
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -53,6 +54,12 @@ def show_scores(run: Run) -> None:
     scores = task_of(read_config(run.config)).scores(values)
     title = f"{printable(run.path)}, step {values['step']}"
     Console(highlight=False).print(make_table(title, ("measure", "value", "what it says"), scores))
+    if run.status.state == "finished" and values["step"] != run.status.step:
+        print(
+            f"This is not the end of the training: its last step is {run.status.step}, and the newest checkpoint that "
+            f"is good is of step {values['step']}. Tables leave this evaluation out.",
+            file=sys.stderr,
+        )
 
 
 def diagnose(

@@ -101,7 +101,19 @@ def evaluate_run(
     allow_import: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure the newest checkpoint of a run; see `Task.evaluate`."""
+    """Measure the newest good checkpoint of a run; see `Task.evaluate`.
+
+    Raises:
+        RuntimeError: If the run has finished and has the evaluation of its last step, and the checkpoint of that step
+            is damaged: an older one would take the place of the final evaluation.
+    """
+    if run.status.state == "finished" and is_evaluated(run):
+        found, last = run.load(), run.status.step
+        if found is not None and found.step != last:
+            raise RuntimeError(
+                f"The checkpoint of the last step, {last}, is damaged, and {run.path / EVALUATION} has the evaluation "
+                f"of that step. It was left as it is. To evaluate step {found.step} instead, move that file away."
+            )
     task = task_of(read_config(run.config))
     return task.evaluate(run, root=root, allow_import=allow_import, progress=progress)
 

@@ -160,6 +160,11 @@ def read_run(folder: Path) -> Training:
         except (ValueError, RecursionError) as error:
             trouble.append(f"{folder / _EVALUATION} is damaged ({error}); evaluate the run again.")
             evaluation = None
+    if state == "finished" and evaluation is not None and evaluation.get("step", step) != step:
+        trouble.append(
+            f"{folder / _EVALUATION} is of step {evaluation['step']} and the run ended at step {step}: it was left out."
+        )
+        evaluation = None
     step = max([step, *(line.get("step", 0) for line in metrics[-1:])])
     log = (folder / _LOG).read_text(errors="replace").splitlines() if (folder / _LOG).is_file() else []
     return Training(

@@ -5,7 +5,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class Record:
 def read_run(run: Run, config: Config) -> Record:
     """The record of a run folder; the run is only read.
 
+    The evaluation of an earlier step is not the one of a finished run: it is left out, with a warning.
+
     Raises:
         ValueError: If a file is damaged; the text names it.
     """
@@ -69,7 +71,14 @@ def read_run(run: Run, config: Config) -> Record:
     status = run.status
     stopped = status.message if status.state == "diverged" else None
     metrics = [_rounded(line) for line in lines]
-    return Record(run.path.name, config, metrics, stopped, _read_evaluation(run.path / EVALUATION), run.path)
+    record = Record(run.path.name, config, metrics, stopped, _read_evaluation(run.path / EVALUATION), run.path)
+    if record.finished and record.evaluation is not None:
+        step, last = record.evaluation.get("step", metrics[-1]["step"]), metrics[-1]["step"]
+        if step != last:
+            text = f"{run.path / EVALUATION} is of step {step} and the run ended at step {last}: it was left out."
+            warn(f"{text} Evaluate the run again: orthocond evaluate {run.path}", RuntimeWarning, stacklevel=2)
+            return replace(record, evaluation=None)
+    return record
 
 
 def _read_evaluation(path: Path) -> dict[str, Any] | None:
