@@ -4,13 +4,13 @@ import base64
 import io
 import json
 import re
-import shutil
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from browser_helpers import chromium, needs_chromium  # noqa: F401, a fixture
 from PIL import Image
 from torch import nn
 
@@ -20,13 +20,7 @@ from orthocond.gans import EigenGenerator, SimpleGenerator
 from orthocond.lab.explorer.page import Kind, write_page
 from orthocond.lab.explorer.sources import from_module, from_onnx, to_onnx
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright; make test-browser installs it")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; make test-browser installs it")
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
+pytestmark = needs_chromium
 
 
 class Quadrants(nn.Module):
@@ -39,14 +33,6 @@ class Quadrants(nn.Module):
         for i in range(4):
             corner[i, 4 * (i // 2) : 4 * (i // 2) + 4, 4 * (i % 2) : 4 * (i % 2) + 4] = 1
         return torch.tanh(torch.einsum("ni,ihw->nhw", z, corner))[:, None].expand(-1, 3, -1, -1)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,32 +2,18 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
+from browser_helpers import chromium, needs_chromium  # noqa: F401, a fixture
 
 from orthocond.lab import experiments
 from orthocond.lab.config import to_json
 from orthocond.lab.report import write_report
 from orthocond.lab.runs import Run
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright; make test-browser installs it")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium; make test-browser installs it")
+pytestmark = needs_chromium
 RESULTS = Path(__file__).parent.parent / "results"
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
