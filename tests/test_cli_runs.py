@@ -257,6 +257,17 @@ def test_an_older_checkpoint_does_not_replace_the_final_evaluation(runs, capsys)
     assert json.loads(file.read_text())["step"] == 2
 
 
+def test_a_finished_run_with_an_edited_configuration_is_refused(runs, capsys):
+    assert orthocond(*TINY, "--runs", runs, "--quiet", "--no-evaluate") == 0
+    (folder,) = runs.iterdir()
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"name": "svd"', '"name": "nog"'))
+    for command in (["train", "--resume", folder], ["report", folder], ["evaluate", folder]):
+        capsys.readouterr()
+        assert orthocond(*command) in (1, 2)
+        assert "config.json was edited after the run had ended" in capsys.readouterr().err
+
+
 def test_load_model_has_the_weights_of_the_checkpoint(runs, tmp_path):
     assert orthocond(*TINY, "--runs", runs, "--quiet", "--method", "ow") == 0
     (folder,) = runs.iterdir()

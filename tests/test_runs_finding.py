@@ -18,6 +18,23 @@ def config():
     return preset("dbn-sprites-small")
 
 
+@pytest.mark.parametrize("state", ["finished", "diverged"])
+def test_a_configuration_that_was_edited_after_the_end_is_refused(tmp_path, config, state):
+    run = Run.create(tmp_path, "run", config)
+    run.set_status(state, 3)
+    file = run.path / "config.json"
+    file.write_text(json.dumps(run.config))  # other white space, the same settings
+    assert [found for _, found in find_runs(tmp_path)] == [config]
+    file.write_text(json.dumps(run.config | {"seed": 5}))
+    with pytest.raises(ValueError, match=r"config\.json was edited after the run had ended"):
+        Run.open(run.path)
+    with pytest.warns(RuntimeWarning, match="was edited after the run had ended"):
+        assert list(find_runs(tmp_path)) == []
+    record = run.path / "status.json"  # as it was before the hash was kept
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "config"}))
+    assert Run.open(run.path).config["seed"] == 5
+
+
 def test_a_configuration_has_one_run(tmp_path, config):
     run = open_or_create(tmp_path / "runs", config)
     assert run.path.name == f"00000-{name_of(config)}"

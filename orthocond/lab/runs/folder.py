@@ -1,5 +1,6 @@
 """A run is a folder: configuration, metrics, log, checkpoints, figures."""
 
+import contextlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from typing import Any
 from warnings import warn
 
 from orthocond._checks import check_count
-from orthocond.lab.config import config_diff, to_json
+from orthocond.lab.config import config_diff, config_hash, to_json
 from orthocond.lab.runs import checkpoint, ranks, status
 from orthocond.lab.runs.checkpoint import Checkpoint
 from orthocond.lab.runs.files import (
@@ -124,22 +125,30 @@ class Run:
 
         Raises:
             FileNotFoundError: If there is no run in it.
-            ValueError: If its configuration is not JSON.
+            ValueError: If its configuration is not JSON, or was edited after the run had ended.
         """
         file = Path(path) / _CONFIG
 
         def read() -> bytes:
             if not file.is_file():
                 raise FileNotFoundError(f"{path} is not a run: it has no {_CONFIG}. Pass the folder of one run.")
-            return file.read_bytes()
+            recorded = None
+            with contextlib.suppress(ValueError):  # a damaged record is told when it is asked for
+                recorded = status.read(file.parent)
+            return (recorded.config if recorded else "").encode() + b"\n" + file.read_bytes()
 
-        text = ranks.from_rank_0(read)
+        expected, _, text = ranks.from_rank_0(read).partition(b"\n")
         try:
             config = json.loads(text)
             if not isinstance(config, dict):
                 raise ValueError(f"it holds {text[:40]!r}")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is not a JSON object ({error}); restore it, or start a new run.") from error
+        if expected and config_hash(config).encode() != expected:
+            raise ValueError(
+                f"{file} was edited after the run had ended: it is not the configuration that was trained. Put back "
+                f"the one whose hash {status.FILE} has, {expected.decode()}, or start a new run."
+            )
         return cls(Path(path), config)
 
     @property
@@ -188,7 +197,8 @@ class Run:
             self._claim()
             before = self.status
             saved = self._saved if self._saved >= 0 else None
-            status.write(self.path, Status(state, before.step if step is None else step, message, saved))
+            tied = config_hash(self.config) if state in ("finished", "diverged") else ""
+            status.write(self.path, Status(state, before.step if step is None else step, message, saved, tied))
 
     # Metrics
 

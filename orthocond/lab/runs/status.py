@@ -34,6 +34,7 @@ class Status:
         step: The last step that was known when the record was written.
         message: Why it stopped, diverged or failed, in one line; empty otherwise.
         saved: The step of its last checkpoint; None if it has none.
+        config: The `config_hash` of the configuration that it has finished or diverged with; empty before.
         updated: When the record was written, as UTC time in ISO 8601; empty for folders that have no record.
     """
 
@@ -41,6 +42,7 @@ class Status:
     step: int = 0
     message: str = ""
     saved: int | None = None
+    config: str = ""
     updated: str = ""
 
 
@@ -70,7 +72,8 @@ def read(folder: Path) -> Status | None:
         return None
     try:
         status = Status(**json.loads(text))
-        if status.state not in get_args(State) or type(status.step) is not int or type(status.saved) not in _SAVED:
+        known = status.state in get_args(State) and type(status.step) is int and type(status.saved) in _SAVED
+        if not known or type(status.config) is not str:
             raise ValueError(f"it holds {text[:80]!r}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it, and the status follows from the metrics.") from error
