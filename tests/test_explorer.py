@@ -137,7 +137,7 @@ def test_wrong_sources_get_a_sentence(tmp_path, monkeypatch, capsys, arguments, 
     [(["n", 4], r"odd.onnx fails for latents \(\d+, 4\) \("), ([], "odd.onnx needs latents")],
     ids=["one batch size only", "scalar"],
 )
-def test_onnx_files_that_do_not_run_get_a_sentence(dims, error, tmp_path, monkeypatch, capsys):
+def test_onnx_files_that_do_not_run_get_a_sentence(dims, error, tmp_path, monkeypatch, capfd):
     shape = helper.make_tensor("shape", TensorProto.INT64, [4], [1, 1, 2, 2])  # of one image, whatever the input
     node = helper.make_node("Reshape", ["z", "shape"], ["images"])
     inputs = [helper.make_tensor_value_info("z", TensorProto.FLOAT, dims)]
@@ -147,7 +147,9 @@ def test_onnx_files_that_do_not_run_get_a_sentence(dims, error, tmp_path, monkey
     (tmp_path / "odd.onnx").write_bytes(model.SerializeToString())
     monkeypatch.chdir(tmp_path)
     assert run("explore", "odd.onnx", "--no-open") == 1
-    assert re.match(error, capsys.readouterr().err)
+    text = capfd.readouterr().err
+    assert re.match(error, text)
+    assert len(text.splitlines()) == 1
     assert not list(tmp_path.glob("*.html"))
 
 

@@ -31,8 +31,10 @@ class _OnnxFile(nn.Module):
         super().__init__()
         import onnxruntime
 
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # errors are raised; it would print them too
         try:
-            session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # of ONNX Runtime, which has classes of its own for every kind of damage
             reason = str(error).splitlines()[0]
             raise ValueError(f"{name} is not an ONNX model that ONNX Runtime can read ({reason}).") from error
