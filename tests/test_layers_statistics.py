@@ -362,3 +362,11 @@ def test_buffers_copied_from_a_layer_with_another_ridge():
     for mine, other in zip(two.buffers(), one.buffers(), strict=True):
         mine.copy_(other)
     torch.testing.assert_close(two(x), expected)
+
+
+def test_an_observer_is_shown_the_rank_whatever_the_ridge():
+    """Products in float32 are enough for whitening with a ridge; they would fill the empty directions with rounding."""
+    layer, seen = DecorrelatedBatchNorm2d(8, eps=1e-2), []
+    layer.observer = seen.append
+    layer(torch.einsum("oi,nihw->nohw", torch.randn(8, 3), torch.randn(64, 3, 16, 16)))
+    assert int(oc.spectrum(seen[0]).rank) == 3
