@@ -285,6 +285,16 @@ def test_a_tar_whose_file_has_a_negative_size(tmp_path):
         load(path)
 
 
+def test_a_zero_byte_does_not_turn_a_picture_into_a_folder(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("a/0.png", "a/1.png"):
+            archive.writestr(name, encoded(pixels()))
+    path.write_bytes(path.read_bytes().replace(b"a/1.png", b"a/\0.png"))
+    with pytest.raises(ValueError, match="has a name that is cut off"):
+        load(path)
+
+
 @pytest.mark.parametrize("form", ["a.zip", "a.tar"])
 def test_a_name_twice(tmp_path, form):
     path = tmp_path / form

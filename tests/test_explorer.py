@@ -117,6 +117,7 @@ def test_explore_writes_one_file_for_a_function(tmp_path, monkeypatch, capsys):
         (["nothing.onnx"], "There is no file nothing.onnx"),
         (["broken.onnx"], "broken.onnx is not an ONNX model"),
         (["7"], "There is no run '7'"),
+        (["os:system"], "has to be a function without arguments"),
         (["--out", "page.pdf"], "needs a file that ends with .html"),
         (["broken.onnx", "--range", "1", "0"], "smaller value first"),
         (["broken.onnx", "--prior", "cauchy"], "prior"),

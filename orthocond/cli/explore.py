@@ -79,7 +79,12 @@ def _find(
     if ":" in source and not Path(source).exists():
         from orthocond.lab.factories import load_factory
 
-        made = load_factory(source)()
+        try:
+            made = load_factory(source)()
+        except TypeError as error:
+            raise UsageError(
+                f"{source} has to be a function without arguments that returns a generator: {error}"
+            ) from error
         generator = made if isinstance(made, Generator) else Generator(made, z_dim, prior=prior, range=range)
         return sources.from_module(generator, source), None
     from orthocond.lab.config import read_config

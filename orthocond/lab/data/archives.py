@@ -194,6 +194,8 @@ def _zip(path: Path) -> Iterator[Entry]:
         members = archive.infolist()
         check_expansion(path, path.stat().st_size, sum(member.file_size for member in members))
         for member in members:
+            if "\0" in member.orig_filename:  # zipfile cuts the name there, and a picture becomes a folder
+                raise OSError(f"{member.filename} has a name that is cut off")
             if member.filename.endswith("/"):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
