@@ -64,11 +64,11 @@ def test_row_is_the_median_of_the_end_of_the_training(tmp_path):
     run.log(10, error=12.5, finished=True)
     (run.path / "evaluation.json").write_text('{"recalibrated_error": 10.0}')
     row = module._row(run, 3.0)
-    assert row == module.Row(87.5, 90.0, statistics.median([9, 10]), 5.0, 27, 2.0, 0.1, 3.0)
+    assert row == module.Result(87.5, 90.0, statistics.median([9, 10]), 5.0, 27, 2.0, 0.1, 3.0)
 
 
 def test_words_compare_what_was_measured():
-    svd = module.Row(90.0, 91.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
+    svd = module.Result(90.0, 91.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
     nog = svd._replace(condition=4000.0, condition_on_range=300.0)
     full = svd._replace(condition=1000.0, condition_on_range=102.0, olr_occurrence=0.5)
     words = " ".join(module._words({"svd": svd, "nog": nog, "nog+ow+olr": full}, preset("dbn-sprites-small")))
@@ -77,10 +77,10 @@ def test_words_compare_what_was_measured():
 
 
 def test_a_training_that_fails_is_told(tmp_path, monkeypatch, capsys):
-    from orthocond.lab.launch import Outcome
+    from orthocond.lab.launch import Ending
 
     def launch(configs, root, **_):
-        return [Outcome(Run.create(root, "x", config), 3, "The loss is nan at step 7.") for config in configs]
+        return [Ending(Run.create(root, "x", config), 3, "The loss is nan at step 7.") for config in configs]
 
     monkeypatch.setattr(module, "launch", launch)
     assert main(["demo", "--short", "--out", str(tmp_path)]) == 1

@@ -16,7 +16,7 @@ from orthocond.lab.classification.config import GRAMMAR, Method
 from orthocond.lab.classification.tables import TABLES
 from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.experiments import preset
-from orthocond.lab.launch import Outcome
+from orthocond.lab.launch import Ending
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.tables import records
@@ -358,7 +358,7 @@ def test_only_what_is_missing_is_trained(trained, monkeypatch):
 
     def launch(configs, root, **settings):
         asked.extend(configs)
-        return [Outcome(_train(root, config, 77.0), 0) for config in configs]
+        return [Ending(_train(root, config, 77.0), 0) for config in configs]
 
     monkeypatch.setattr(tables, "launch", launch)
     monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
@@ -390,7 +390,7 @@ def test_a_bad_loss_is_not_trained_again(trained, monkeypatch):
 
 def test_failures_are_named(trained, monkeypatch):
     def launch(configs, root, **_):
-        return [Outcome(_train(root, c, end="unfinished"), 1, "Traceback\nOSError: disk full") for c in configs]
+        return [Ending(_train(root, c, end="unfinished"), 1, "Traceback\nOSError: disk full") for c in configs]
 
     monkeypatch.setattr(tables, "launch", launch)
     monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
@@ -425,7 +425,7 @@ def test_missing_data_is_said_before_anything_is_started(tmp_path, monkeypatch):
 
 def test_if_all_fail_the_first_one_speaks(tmp_path, monkeypatch):
     def launch(configs, root, **_):
-        return [Outcome(_train(root, c, end="unfinished"), 1, "OSError: disk full") for c in configs]
+        return [Ending(_train(root, c, end="unfinished"), 1, "OSError: disk full") for c in configs]
 
     monkeypatch.setattr(tables, "launch", launch)
     monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)

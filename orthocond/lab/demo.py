@@ -37,7 +37,7 @@ _SEEN = 24  # sprites in the report
 _LAST = 0.2  # part of the training over which the numbers of the table are medians
 
 
-class Row(NamedTuple):
+class Result(NamedTuple):
     """What the table says about a method; None where it has no such number."""
 
     accuracy: float
@@ -79,13 +79,13 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
     )
     with Display(list(METHODS), quiet=quiet) as display:
         # All three at once, also on two cores: none of them then has the machine to itself.
-        outcomes = launch(list(configs.values()), out, jobs=len(configs), progress=display)
-    for outcome in outcomes:
-        if outcome.code in (130, 143):
+        endings = launch(list(configs.values()), out, jobs=len(configs), progress=display)
+    for ending in endings:
+        if ending.code in (130, 143):
             raise KeyboardInterrupt
-        if outcome.code:
-            raise RuntimeError(f"{outcome.run.path} ended with code {outcome.code}: {outcome.text.strip()}")
-    runs = {name: outcome.run for name, outcome in zip(METHODS, outcomes, strict=True)}
+        if ending.code:
+            raise RuntimeError(f"{ending.run.path} ended with code {ending.code}: {ending.text.strip()}")
+    runs = {name: ending.run for name, ending in zip(METHODS, endings, strict=True)}
     times = _times(configs["svd"], repeats=1 if short else 5)
     rows = {name: _row(run, times[name]) for name, run in runs.items()}
     figure = _figure({name: run.metrics() for name, run in runs.items()}, configs["svd"].model.eps)
@@ -113,7 +113,7 @@ def _times(config: Classification, repeats: int) -> dict[str, float]:
     return {name: cost.total for name, cost in bench(ClassificationTask, config, METHODS, repeats=repeats).items()}
 
 
-def _row(run: Run, milliseconds: float) -> Row:
+def _row(run: Run, milliseconds: float) -> Result:
     lines = run.metrics()
     facts = [line for line in lines if "condition" in line]
     last = facts[-max(1, round(_LAST * len(facts))) :]
@@ -121,7 +121,7 @@ def _row(run: Run, milliseconds: float) -> Row:
     def typical(key: str) -> float:
         return statistics.median(line[key] for line in last)
 
-    return Row(
+    return Result(
         100 - lines[-1]["error"],
         100 - json.loads((run.path / EVALUATION).read_text())["recalibrated_error"],
         typical("condition"),
@@ -136,7 +136,7 @@ def _row(run: Run, milliseconds: float) -> Row:
 _HEADER = ("method", "accuracy", "refreshed", "κ(P+εI)", "κ range", "rank P", "κ(W)", "OLR", "step")
 
 
-def _cells(name: str, row: Row) -> tuple[str, ...]:
+def _cells(name: str, row: Result) -> tuple[str, ...]:
     return (
         name,
         f"{row.accuracy:.1f} %",
@@ -150,7 +150,7 @@ def _cells(name: str, row: Row) -> tuple[str, ...]:
     )
 
 
-def _table(rows: Mapping[str, Row], eps: float) -> Table:
+def _table(rows: Mapping[str, Result], eps: float) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     table.title = f"\nMedians of the last {100 * _LAST:.0f} % of the training, ε = {eps:g}"
     for place, name in enumerate(_HEADER):
@@ -160,7 +160,7 @@ def _table(rows: Mapping[str, Row], eps: float) -> Table:
     return table
 
 
-def _words(rows: Mapping[str, Row], config: Classification) -> Sequence[str]:
+def _words(rows: Mapping[str, Result], config: Classification) -> Sequence[str]:
     """What is seen, in plain words; comparisons come from the numbers."""
     svd, nog, full = rows["svd"], rows["nog"], rows["nog+ow+olr"]
     eps = config.model.eps
@@ -231,7 +231,7 @@ def _figure(metrics: Mapping[str, Sequence[Mapping[str, Any]]], eps: float) -> b
     return file.getvalue()
 
 
-def _opening(rows: Mapping[str, Row], config: Classification) -> Section:
+def _opening(rows: Mapping[str, Result], config: Classification) -> Section:
     """What a newcomer has to know before the numbers."""
     images = load_data(config.data).train
     seen = picture(torch.as_tensor(images.images[:_SEEN]).float() / 127.5 - 1, _SEEN // 2)

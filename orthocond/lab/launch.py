@@ -26,7 +26,7 @@ _PROGRESS = '{"stage": '  # how such a line begins
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ending:
     """How a training ended: its run, its exit code, and the last lines of what it said."""
 
     run: Run
@@ -41,7 +41,7 @@ def launch(
     jobs: int | None = None,
     data_root: str | None = None,
     progress: Callable[[int, Progress], None] | None = None,
-) -> list[Outcome]:
+) -> list[Ending]:
     """Train and evaluate every configuration that is not finished yet, in processes of their own.
 
     A training that ends with an error does not stop the others. Ctrl-C and SIGTERM let all of them save, and end; a
@@ -55,7 +55,7 @@ def launch(
         progress: Called with the place of a configuration and where it stands; from several threads.
 
     Returns:
-        The outcomes, in the order of the configurations.
+        The endings, in the order of the configurations.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, when all have saved.
@@ -126,14 +126,14 @@ class _Workers:
             for process in self._processes:
                 process.send_signal(number)
 
-    def train(self, index: int, run: Run) -> Outcome:
+    def train(self, index: int, run: Run) -> Ending:
         """Train and evaluate one run, unless that is done."""
         if is_finished(run) and is_evaluated(run):
-            return Outcome(run, 0)
+            return Ending(run, 0)
         command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path), *self._arguments]
         with self._lock:
             if self._stopping:
-                return Outcome(run, 128 + signal.SIGINT)
+                return Ending(run, 128 + signal.SIGINT)
             # In a session of its own it gets no Ctrl-C from the terminal, but one signal from here.
             process = subprocess.Popen(
                 command,
@@ -148,7 +148,7 @@ class _Workers:
             self._processes.add(process)
         try:
             with process:
-                return Outcome(run, *self._follow(process, index))
+                return Ending(run, *self._follow(process, index))
         finally:
             with self._lock:
                 self._processes.discard(process)

@@ -151,7 +151,7 @@ class Grammar:
         return {name: PARTS[name].text for name in self.parts}
 
 
-class Method(Protocol):
+class Settings(Protocol):
     """The settings that methods of all tasks have."""
 
     @property
@@ -175,7 +175,7 @@ class Method(Protocol):
 
 
 def treat_weights(
-    method: Method,
+    method: Settings,
     layers: Sequence[nn.Module],
     inputs: Callable[[nn.Module], Iterable[Tensor]] | None = None,
 ) -> None:
@@ -201,13 +201,13 @@ def treat_weights(
             orthogonal(layer, metric=patch_covariance(layer, inputs(layer)), ridge=1e-4)
 
 
-def is_spared_decay(method: Method) -> bool:
+def is_spared_decay(method: Settings) -> bool:
     """Whether weight decay must not reach the treated weights."""
     return any(part in method.parts for part in _OWN_METRIC)
 
 
 def treat_steps(
-    method: Method, layers: Sequence[nn.Module], optimizer: Optimizer, *, model: nn.Module, gain: float | None = 1.0
+    method: Settings, layers: Sequence[nn.Module], optimizer: Optimizer, *, model: nn.Module, gain: float | None = 1.0
 ) -> Treatment | None:
     """Treat gradients and step lengths, after the optimizer was made.
 
@@ -234,7 +234,7 @@ def treat_steps(
     return treat(scoped_layers(method, layers, model), optimizer, gradient=gradient, lr=lr)
 
 
-def scoped_layers(method: Method, layers: Sequence[nn.Module], model: nn.Module) -> Sequence[nn.Module]:
+def scoped_layers(method: Settings, layers: Sequence[nn.Module], model: nn.Module) -> Sequence[nn.Module]:
     """The layers whose steps a method treats: those given, or the ones that its scope names."""
     if ALL in method.parts.values():
         return [layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
@@ -243,7 +243,7 @@ def scoped_layers(method: Method, layers: Sequence[nn.Module], model: nn.Module)
     return layers
 
 
-def weight_penalty(method: Method, layers: Sequence[nn.Module]) -> Tensor | None:
+def weight_penalty(method: Settings, layers: Sequence[nn.Module]) -> Tensor | None:
     """The orthogonality loss of all layers times its factor, or None."""
     if "ol" not in method.parts or not layers:
         return None

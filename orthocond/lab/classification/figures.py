@@ -33,11 +33,11 @@ def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
 
 def convergence(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     """Best validation accuracy so far, after each epoch."""
-    drawn = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "best_error", log=False, x="epoch"))]
-    if not drawn:
+    shown = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "best_error", log=False, x="epoch"))]
+    if not shown:
         return None
-    figure, grid = panels(1, len(drawn), [outcomes[0].short(row) for row in rows])
-    for axes, (outcome, curves) in zip(grid[0], drawn, strict=True):
+    figure, grid = panels(1, len(shown), [outcomes[0].short(row) for row in rows])
+    for axes, (outcome, curves) in zip(grid[0], shown, strict=True):
         title(axes, outcome.experiment.label)
         axes.set_xlabel("epoch")
         axes.set_ylabel("best validation accuracy (%)")

@@ -142,8 +142,8 @@ def _figure(content: dict[str, Any]) -> Any:
         axes.set_xlabel("milliseconds")
         title(axes, heading)
         if place == 0:
-            look = {"ncols": 3, "frameon": False, "fontsize": 8, "handlelength": 1.2, "columnspacing": 0.9}
-            axes.legend(loc="lower left", bbox_to_anchor=(0.15, 0.98), **look)
+            legend = {"ncols": 3, "frameon": False, "fontsize": 8, "handlelength": 1.2, "columnspacing": 0.9}
+            axes.legend(loc="lower left", bbox_to_anchor=(0.15, 0.98), **legend)
     return figure
 
 

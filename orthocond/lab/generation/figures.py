@@ -16,11 +16,11 @@ _TILE = 64  # pixels of an image in it, at least
 
 def weight_condition(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     """Condition number of the weights that meet the latents over training; lines are means, bands all seeds."""
-    drawn = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "condition", log=True))]
-    if not drawn:
+    shown = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "condition", log=True))]
+    if not shown:
         return None
-    figure, grid = panels(1, len(drawn), [outcomes[0].short(row) for row in rows])
-    for axes, (outcome, curves) in zip(grid[0], drawn, strict=True):
+    figure, grid = panels(1, len(shown), [outcomes[0].short(row) for row in rows])
+    for axes, (outcome, curves) in zip(grid[0], shown, strict=True):
         title(axes, f"{outcome.experiment.label}: κ(W)")
         axes.set_xlabel("training step")
         if max(max(c.high) for _, c in curves) > 10 * min(min(c.low) for _, c in curves):

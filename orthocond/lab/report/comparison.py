@@ -14,7 +14,7 @@ _UNTREATED = ("svd", "none", "bn")
 
 
 @dataclass(frozen=True)
-class Row:
+class Compared:
     """A group in a comparison.
 
     Attributes:
@@ -38,10 +38,10 @@ class Row:
     count: int = 0
 
 
-def compare(groups: Sequence[Group], quantity: Quantity | None) -> tuple[list[Row], Group]:
+def compare(groups: Sequence[Group], quantity: Quantity | None) -> tuple[list[Compared], Group]:
     """A row for each group, compared with the untreated one or else the first, and that one."""
     base = next((g for name in _UNTREATED for g in groups if g.first.method == name), groups[0])
-    rows = [Row(g, *_measured(g, quantity)) for g in groups]
+    rows = [Compared(g, *_measured(g, quantity)) for g in groups]
     reference = next(row for row in rows if row.group is base).values
     compared = []
     for row in rows:
@@ -50,11 +50,14 @@ def compare(groups: Sequence[Group], quantity: Quantity | None) -> tuple[list[Ro
             compared.append(row)
             continue
         found = paired([row.values[s] for s in seeds], [reference[s] for s in seeds])
-        compared.append(Row(row.group, row.values, row.mean, found.mean, found.low, found.high, found.p, len(seeds)))
+        compared.append(
+            Compared(row.group, row.values, row.mean, found.mean, found.low, found.high, found.p, len(seeds))
+        )
     tested = [row for row in compared if row.p is not None]
     corrected = dict(zip(map(id, tested), holm([row.p for row in tested if row.p is not None]), strict=True))
     return [
-        Row(r.group, r.values, r.mean, r.difference, r.low, r.high, corrected.get(id(r)), r.count) for r in compared
+        Compared(r.group, r.values, r.mean, r.difference, r.low, r.high, corrected.get(id(r)), r.count)
+        for r in compared
     ], base
 
 

@@ -82,7 +82,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Table:
+class WrittenTable:
     """A table that `orthocond table` has written.
 
     Attributes:
@@ -98,7 +98,7 @@ class Table:
     folder: Path
 
 
-def read(paths: Iterable[Path]) -> Table | list[Training]:
+def read(paths: Iterable[Path]) -> WrittenTable | list[Training]:
     """A table, or all runs at some paths.
 
     Args:
@@ -181,7 +181,7 @@ def read_run(folder: Path) -> Training:
     )
 
 
-def read_table(folder: Path) -> Table:
+def read_table(folder: Path) -> WrittenTable:
     """The folder of a table.
 
     Raises:
@@ -208,7 +208,7 @@ def read_table(folder: Path) -> Table:
                 and training.config["seed"] in row["seeds"]
                 and _has(training.config["method"], row["method"])
             ]
-    return Table(content, text.read_text(encoding="utf-8") if text.is_file() else "", behind, folder)
+    return WrittenTable(content, text.read_text(encoding="utf-8") if text.is_file() else "", behind, folder)
 
 
 def _from_record(record: Record) -> Training:

@@ -11,15 +11,15 @@ from orthocond.lab.report.comparison import how_sure, interval
 from orthocond.lab.report.content import Block, Chart, Code, Grid, Items, Legend, Page, Picture, Section
 from orthocond.lab.report.problems import dead_discriminator
 from orthocond.lab.report.quantities import compared, counted, listed, number, quantities
-from orthocond.lab.report.sources import Group, Table
+from orthocond.lab.report.sources import Group, WrittenTable
 from orthocond.lab.report.verdict import OWN_GENERATOR, OWN_MODEL
 
-_DRAWN = 3  # measures whose differences are drawn
+_CHARTS = 3  # measures whose differences are shown as charts
 _OPEN = 2  # measures whose tables are open
 Row = Mapping[str, Any]
 
 
-def table_page(table: Table) -> Page:
+def table_page(table: WrittenTable) -> Page:
     """The report of a table: of a comparison of methods in full, of another one with its numbers."""
     content = table.content
     text = str(content.get("text", ""))
@@ -150,16 +150,16 @@ def _steps(content: Mapping[str, Any]) -> list[Code]:
 
 
 def _measures(content: Mapping[str, Any], experiment: Row, base: str) -> list[Block]:
-    """For each measure: paper, ours, interval, how sure; the first ones also drawn."""
+    """For each measure: paper, ours, interval, how sure; the first ones also as charts."""
     blocks: list[Block] = []
-    if len(content["measures"]) > _DRAWN:
+    if len(content["measures"]) > _CHARTS:
         blocks.append(_overview(content, experiment))
     for place, measure in enumerate(content["measures"]):
         rows = experiment["rows"]
         if not any(row["measures"][measure["name"]]["mean"] is not None for row in rows):
             continue
         blocks.append(_measure_grid(content, rows, measure, base, folded=place >= _OPEN))
-        if place < _DRAWN and (chart := _drawn(rows, measure, base)) is not None:
+        if place < _CHARTS and (chart := _differences(rows, measure, base)) is not None:
             blocks.append(chart)
     return blocks
 
@@ -218,7 +218,7 @@ def _overview(content: Mapping[str, Any], experiment: Row) -> Grid:
     return Grid(["", *head], rows, "Everything at a glance", note)
 
 
-def _drawn(rows: Sequence[Row], measure: Row, base: str) -> Chart | None:
+def _differences(rows: Sequence[Row], measure: Row, base: str) -> Chart | None:
     points = []
     for row in rows:
         cell = row["measures"][measure["name"]]
@@ -267,7 +267,7 @@ def _ratio(ratio: Mapping[str, Any] | None) -> str:
 # The rest
 
 
-def _curves(table: Table, experiment: Row) -> list[Block]:
+def _curves(table: WrittenTable, experiment: Row) -> list[Block]:
     """Curves of the kept trainings, a line for each method."""
     label = experiment["label"]
     groups = [
@@ -277,13 +277,13 @@ def _curves(table: Table, experiment: Row) -> list[Block]:
     if not trainings:
         return []
     names = [g.label for g in groups]
-    drawn = [chart for q in quantities(trainings) if (chart := charts.curves(groups, q, names)) is not None]
+    found = [chart for q in quantities(trainings) if (chart := charts.curves(groups, q, names)) is not None]
     points = max(len(t.metrics) for t in trainings)
-    return [Legend(names, points), *drawn] if drawn else []
+    return [Legend(names, points), *found] if found else []
 
 
 def _figures(folder: Path, names: Sequence[str]) -> list[Picture]:
-    """Pictures that are no charts: traversals and effects. The charts are drawn anew, with hover."""
+    """Pictures that are no charts: traversals and effects. The charts are made anew, with hover."""
     shown = [name for name in names if name.startswith(("traversals", "effects", "predictability"))]
     return [
         Picture(file.read_bytes(), name.replace("-", " "), f"Figure {name} of the table.", wide=True)
@@ -292,7 +292,7 @@ def _figures(folder: Path, names: Sequence[str]) -> list[Picture]:
     ]
 
 
-def _warnings(table: Table) -> list[str]:
+def _warnings(table: WrittenTable) -> list[str]:
     content, texts = table.content, []
     for each in content["experiments"]:
         for row in each["rows"]:
@@ -323,7 +323,7 @@ def _reproduce(content: Mapping[str, Any]) -> list[Code]:
 # Tables that are no comparison of methods over seeds
 
 
-def _plain_page(table: Table, text: str) -> Page:
+def _plain_page(table: WrittenTable, text: str) -> Page:
     content = table.content
     sections = [Section(title or "Numbers", grids) for title, grids in _markdown(table.markdown)]
     notes = content.get("notes") or []

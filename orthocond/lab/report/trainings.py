@@ -150,16 +150,16 @@ def _curves(groups: Sequence[Group]) -> Sequence[Block]:
     """A chart for each quantity that changes; one sentence for those that do not."""
     names = [g.label for g in groups]
     trainings = [t for g in groups for t in g.trainings]
-    drawn: list[Chart] = []
+    found: list[Chart] = []
     still = []
     for quantity in quantities(trainings):
         if (chart := charts.curves(groups, quantity, names)) is not None:
-            drawn.append(chart)
+            found.append(chart)
         elif len(values := {v for t in trainings for _, v in t.series(quantity.key)}) == 1:
             still.append(f"{quantity.title}: {quantity.write(values.pop())} in every line.")
     points = max((len(t.metrics) for t in trainings), default=0)
-    legend = [Legend(names if len(names) > 1 else [], points)] if drawn else []
-    return [*legend, *drawn, *([Items(still)] if still else [])]
+    legend = [Legend(names if len(names) > 1 else [], points)] if found else []
+    return [*legend, *found, *([Items(still)] if still else [])]
 
 
 # Settings

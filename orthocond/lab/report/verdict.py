@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from orthocond.lab.report.comparison import LEVEL, Row, compare
+from orthocond.lab.report.comparison import LEVEL, Compared, compare
 from orthocond.lab.report.content import Code
 from orthocond.lab.report.problems import problems, progress
 from orthocond.lab.report.quantities import (
@@ -144,7 +144,7 @@ def _best(groups: Sequence[Group]) -> str:
     return f"{text}; {_surely(best, rows, base)}."
 
 
-def _surely(best: Row, rows: Sequence[Row], base: Group) -> str:
+def _surely(best: Compared, rows: Sequence[Compared], base: Group) -> str:
     if best.group is base and all(row.p is None for row in rows):
         return "there is one seed, so the difference may be chance"
     if best.group is base:

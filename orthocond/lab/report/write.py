@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 import orthocond
 from orthocond.lab.report.content import Chart, Page, Section
-from orthocond.lab.report.sources import TABLE, Table, read
+from orthocond.lab.report.sources import TABLE, WrittenTable, read
 from orthocond.lab.report.tabled import table_page
 from orthocond.lab.report.trainings import trainings_page
 from orthocond.lab.runs.files import write_atomically
@@ -58,7 +58,7 @@ def write_report(
         out = first / NAME if len(sources) == 1 else Path(NAME)
     found = read(sources)
     file = Path(out)
-    page = table_page(found) if isinstance(found, Table) else trainings_page(found, file)
+    page = table_page(found) if isinstance(found, WrittenTable) else trainings_page(found, file)
     sections = page.sections if opening is None else [opening, *page.sections]
     write_atomically(file, render(replace(page, title=title or page.title, sections=sections)).encode())
     return file

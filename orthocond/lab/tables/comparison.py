@@ -199,13 +199,13 @@ class Comparison(Table):
         from orthocond.lab.tables.drawing import save
 
         outcomes = [self._outcome(experiment, material) for experiment in self.experiments]
-        drawn = []
+        figures = []
         for plan in self.figures:
             if (figure := plan.draw(outcomes, plan.rows or self.rows)) is not None:
                 save(figure, folder / plan.name)
-                drawn.append(plan.name)
+                figures.append(plan.name)
             elif plan.of_checkpoints and (folder / f"{plan.name}.png").exists():
-                drawn.append(plan.name)
+                figures.append(plan.name)
         content = {
             "table": self.name,
             "title": self.title,
@@ -216,7 +216,7 @@ class Comparison(Table):
             "measures": [asdict(measure) for measure in self.measures],
             "facts": [asdict(fact) for fact in self.facts],
             "experiments": [outcome.summary for outcome in outcomes],
-            "figures": drawn,
+            "figures": figures,
             "notes": [
                 *self.notes,
                 *_scale_notes(material.scale),
