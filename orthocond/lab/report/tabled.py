@@ -277,9 +277,9 @@ def _curves(table: WrittenTable, experiment: Row) -> list[Block]:
     if not trainings:
         return []
     names = [g.label for g in groups]
-    found = [chart for q in quantities(trainings) if (chart := charts.curves(groups, q, names)) is not None]
+    curves = [chart for q in quantities(trainings) if (chart := charts.curves(groups, q, names)) is not None]
     points = max(len(t.metrics) for t in trainings)
-    return [Legend(names, points), *found] if found else []
+    return [Legend(names, points), *curves] if curves else []
 
 
 def _figures(folder: Path, names: Sequence[str]) -> list[Picture]:
