@@ -82,7 +82,7 @@ _SMALL_IMAGES = replace(
 
 def _convnets(name: str, source: str, epochs: int) -> dict[Scale, Classification]:
     large = _dbn(name, source, *_RESNET, epochs=epochs)["workstation"]
-    schedule = replace(large.schedule, epochs=(3 * epochs) // 5)
+    schedule = replace(large.schedule, epochs=(2 * epochs) // 5)
     return {
         "paper": replace(large, scale="paper"),
         "workstation": large,
