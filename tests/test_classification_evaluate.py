@@ -1,5 +1,6 @@
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,8 +8,9 @@ from lab_helpers import tiny, train
 from torch import nn
 
 from orthocond.lab.classification.data import load_data, pipeline
-from orthocond.lab.classification.evaluate import evaluate, recalibrate
-from orthocond.lab.classification.networks.prepare import prepare
+from orthocond.lab.classification.evaluate import evaluate, recalibrate, score, settle
+from orthocond.lab.classification.networks.prepare import load_model, prepare
+from orthocond.lab.config import change
 from orthocond.lab.runs import Run
 from orthocond.layers import DecorrelatedBatchNorm2d
 
@@ -47,3 +49,39 @@ def test_evaluation_agrees_with_the_training(tmp_path, method):
     assert values["recalibrated_loss"] != values["loss"]
     assert ("rank" in values) == (method != "bn")
     assert json.loads((run.path / "evaluation.json").read_text()) == values
+
+
+def test_evaluation_tells_where_the_loss_of_stale_statistics_comes_from(tmp_path):
+    """Without the cover: a layer built so, with the same statistics. Settled: the last batches decide, at no rate."""
+    config = change(tiny("svd"), {"schedule.lr": 0.5, "model.eps": 1e-5, "model.momentum": 0.02})
+    run = Run.create(tmp_path, "tiny", config)
+    train(config, run)
+    values = evaluate(run)
+    restored = load_model(run)
+    model, layer = restored.model, restored.model.bn1
+    plain = DecorrelatedBatchNorm2d(layer.num_features, eps=layer.eps, lag="ignore")
+    state = {name: value for name, value in layer.state_dict().items() if name != "excess"}
+    assert layer.excess.abs().max() > 0
+    plain.load_state_dict(state)
+    model.bn1 = plain
+    batches = pipeline(config, restored.pair.train, train=True)
+    held_out = replace(batches, data=restored.pair.held_out, train=False)
+    assert score(model, held_out).loss == pytest.approx(values["uncovered_loss"], rel=1e-6)
+    assert values["uncovered_loss"] != pytest.approx(values["loss"], rel=1e-3)
+    assert values["settled_loss"] not in (values["loss"], values["recalibrated_loss"])
+
+
+def test_settled_statistics_forget_what_was_before():
+    config = tiny("svd")
+    pair = load_data(config.data)
+    batches = pipeline(config, pair.train, train=True)
+    found = []
+    for scale in (1.0, 1e3):
+        model = prepare(config, pair).module
+        model.bn1.momentum = 0.5
+        model.bn1.running_covariance.mul_(scale)
+        settle(model, batches, 40)
+        found.append(model.bn1.running_covariance)
+        assert not model.training
+        assert int(model.bn1.num_batches_tracked) == 40
+    torch.testing.assert_close(*found)

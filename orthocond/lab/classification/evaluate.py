@@ -1,5 +1,7 @@
 """How good a trained classifier is: on held-out images, with the statistics it has kept and with fresh ones."""
 
+import copy
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike, fspath
@@ -15,10 +17,11 @@ from orthocond.lab.data import Pipeline
 from orthocond.lab.progress import Progress, stages
 from orthocond.lab.runs import Run
 from orthocond.lab.task import Score, write_evaluation
-from orthocond.layers import update_statistics
+from orthocond.layers import DecorrelatedBatchNorm2d, update_statistics
 from orthocond.monitor import diagnose
 
 _BATCHES = 32  # of training images, from which statistics are taken anew; no more than it was trained for
+_SETTLING = 40  # batches after which a running average has forgotten what was before them
 _FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
 
 
@@ -80,6 +83,35 @@ def recalibrate(model: nn.Module, batches: Pipeline, count: int = _BATCHES) -> N
     model.eval()
 
 
+@torch.no_grad()
+def settle(model: nn.Module, batches: Pipeline, count: int = _SETTLING) -> None:
+    """Let the running averages follow the weights as they are, and leave the model in evaluation mode.
+
+    It is what training does to them at a learning rate of 0: what is lost by the running average itself, and not by its
+    lag, is lost here too.
+
+    Args:
+        model: The model, changed in place.
+        batches: Training images.
+        count: Number of batches.
+    """
+    model.train()
+    device = next(model.parameters()).device
+    epochs = itertools.chain.from_iterable(map(batches.batches, itertools.count()))
+    for images, _ in itertools.islice(epochs, count):
+        model(images.to(device))
+    model.eval()
+
+
+def _without_excess(model: nn.Module) -> nn.Module:
+    """A copy whose layers whiten by their running covariance alone, as with ``lag="ignore"``."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, DecorrelatedBatchNorm2d) and layer.excess is not None:
+            layer.excess.zero_()
+    return model
+
+
 def evaluate(
     run: Run,
     *,
@@ -97,8 +129,10 @@ def evaluate(
 
     Returns:
         ``step``; ``loss``, ``error`` and ``top5_error`` in percent on held-out images; the same with
-        ``recalibrated_`` before them, after `recalibrate`; and for a network with an SVD layer ``size``, ``rank``,
-        ``condition``, ``condition_on_range`` and ``eps`` of its covariance on a batch of training images.
+        ``recalibrated_`` before them, after `recalibrate`; for a network with an SVD layer ``size``, ``rank``,
+        ``condition``, ``condition_on_range`` and ``eps`` of its covariance on a batch of training images; and for
+        decorrelated batch normalization, and plain one in its place, the loss and errors that tell where the difference
+        comes from: ``settled_`` after `settle`, ``uncovered_`` as trained, but with ``lag="ignore"``.
 
     Raises:
         NotAllowedError: If the run names another function.
@@ -118,11 +152,22 @@ def evaluate(
         batch = next(iter(train.batches()))
         row = diagnose(model, (batch.images, batch.labels), F.cross_entropy)[restored.network.svd_layer]
         values |= {key: getattr(row, key) for key in _FACTS}
+    if config.model.application == "dbn":
+        enter("errors with statistics of the final weights")
+        if restored.network.svd_layer is not None:
+            values |= _named("uncovered", score(_without_excess(model), held_out))
+        settled = copy.deepcopy(model)
+        settle(settled, train, min(_SETTLING, restored.step))
+        values |= _named("settled", score(settled, held_out))
     enter("errors with statistics taken anew")
     recalibrate(model, train, min(_BATCHES, restored.step))
-    values |= {f"recalibrated_{name}": value for name, value in score(model, held_out)._asdict().items()}
+    values |= _named("recalibrated", score(model, held_out))
     write_evaluation(run, values)
     return values
+
+
+def _named(prefix: str, errors: Errors) -> dict[str, float]:
+    return {f"{prefix}_{name}": value for name, value in errors._asdict().items()}
 
 
 def scores(evaluation: Mapping[str, Any]) -> list[Score]:
