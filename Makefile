@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: help demo test test-browser test-slow bench docs clean
+.PHONY: help demo test test-browser test-slow bench docs docs-versioned dist clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
 
 demo: .venv/.lab  ## see what treatments do to an SVD layer, in two minutes: a table, a figure and a report in runs/demo
 	$(BIN)/python -m orthocond demo
@@ -33,8 +33,19 @@ docs: .venv/.docs  ## build the documentation in docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
+docs-versioned: .venv/.docs  ## build it in docs/_build/html/VERSION, beside other versions, with a page that lists them
+	version=$$($(BIN)/python -c "import orthocond; print(orthocond.__version__)") && \
+	$(BIN)/sphinx-build -W --keep-going -q -b html -A versions=yes docs docs/_build/html/$$version && \
+	$(BIN)/python docs/versions.py docs/_build/html
+
+dist: .venv/.dist  ## build wheel and sdist in dist, and try the wheel in empty environments (15 minutes)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) .ci/try_wheel.py dist/*.whl
+
 clean:  ## remove what the targets made, but no results
-	rm -rf .venv docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv dist docs/_build .pytest_cache .mypy_cache .ruff_cache
 
 # One stamp for each extra: installing again is skipped while neither file has changed. The build backend comes from the
 # same constraints, hence no build isolation.

@@ -71,7 +71,7 @@ from orthocond.weights import (
     whitening_init_,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     # matrix functions
