@@ -1,76 +1,156 @@
 """orthocond: well-conditioned SVD layers and disentangled GAN latents for PyTorch."""
 
-from orthocond import directions, gans, metrics
-from orthocond.folding import FoldReport, fold
-from orthocond.generators import Generator, NoiseAsLatent
-from orthocond.layers import (
-    CovariancePool2d,
-    DecorrelatedBatchNorm1d,
-    DecorrelatedBatchNorm2d,
-    DecorrelatedBatchNorm3d,
-    SVDLayer,
-    WhitenColor2d,
-    convert_batchnorm,
-    convert_sync,
-    covariance_pool,
-    update_statistics,
-    whiten,
-    whiten_color,
-)
-from orthocond.matrix import (
-    SVD,
-    Eigh,
-    GramPolar,
-    NewtonSchulz,
-    NewtonSchulzPolar,
-    Pade,
-    PolarExpress,
-    PolarMethod,
-    Solver,
-    SolverFailures,
-    Spectrum,
-    SquareRoots,
-    SVDPolar,
-    Taylor,
-    inv_sqrtm,
-    matrix_view,
-    polar,
-    singular_spectrum,
-    solver_failures,
-    spectrum,
-    sqrtm,
-    square_roots,
-)
-from orthocond.monitor import (
-    Advice,
-    ConditionMonitor,
-    Diagnosis,
-    History,
-    LayerDiagnosis,
-    PreSVDLayer,
-    diagnose,
-    pre_svd_layer,
-)
-from orthocond.steps import (
-    FixedLR,
-    NearestOrthogonal,
-    OptimalLR,
-    RandomLR,
-    StepStatistics,
-    Stiefel,
-    Treatment,
-    optimal_lr,
-    treat,
-)
-from orthocond.weights import (
-    SkewOrthogonalConv2d,
-    orthogonal,
-    orthogonality_loss,
-    patch_covariance,
-    spectral,
-    whitening_init_,
-)
+from typing import TYPE_CHECKING
 
+from orthocond._lazy import lazy
+
+if TYPE_CHECKING:
+    from orthocond import directions, gans, metrics
+    from orthocond.folding import FoldReport, fold
+    from orthocond.generators import Generator, NoiseAsLatent
+    from orthocond.layers import (
+        CovariancePool2d,
+        DecorrelatedBatchNorm1d,
+        DecorrelatedBatchNorm2d,
+        DecorrelatedBatchNorm3d,
+        SVDLayer,
+        WhitenColor2d,
+        convert_batchnorm,
+        convert_sync,
+        covariance_pool,
+        update_statistics,
+        whiten,
+        whiten_color,
+    )
+    from orthocond.matrix import (
+        SVD,
+        Eigh,
+        GramPolar,
+        NewtonSchulz,
+        NewtonSchulzPolar,
+        Pade,
+        PolarExpress,
+        PolarMethod,
+        Solver,
+        SolverFailures,
+        Spectrum,
+        SquareRoots,
+        SVDPolar,
+        Taylor,
+        inv_sqrtm,
+        matrix_view,
+        polar,
+        singular_spectrum,
+        solver_failures,
+        spectrum,
+        sqrtm,
+        square_roots,
+    )
+    from orthocond.monitor import (
+        Advice,
+        ConditionMonitor,
+        Diagnosis,
+        History,
+        LayerDiagnosis,
+        PreSVDLayer,
+        diagnose,
+        pre_svd_layer,
+    )
+    from orthocond.steps import (
+        FixedLR,
+        NearestOrthogonal,
+        OptimalLR,
+        RandomLR,
+        StepStatistics,
+        Stiefel,
+        Treatment,
+        optimal_lr,
+        treat,
+    )
+    from orthocond.weights import (
+        SkewOrthogonalConv2d,
+        orthogonal,
+        orthogonality_loss,
+        patch_covariance,
+        spectral,
+        whitening_init_,
+    )
+
+_HOMES = {
+    "directions": (),
+    "folding": ("FoldReport", "fold"),
+    "gans": (),
+    "generators": ("Generator", "NoiseAsLatent"),
+    "layers": (
+        "CovariancePool2d",
+        "DecorrelatedBatchNorm1d",
+        "DecorrelatedBatchNorm2d",
+        "DecorrelatedBatchNorm3d",
+        "SVDLayer",
+        "WhitenColor2d",
+        "convert_batchnorm",
+        "convert_sync",
+        "covariance_pool",
+        "update_statistics",
+        "whiten",
+        "whiten_color",
+    ),
+    "matrix": (
+        "SVD",
+        "Eigh",
+        "GramPolar",
+        "NewtonSchulz",
+        "NewtonSchulzPolar",
+        "Pade",
+        "PolarExpress",
+        "PolarMethod",
+        "Solver",
+        "SolverFailures",
+        "Spectrum",
+        "SquareRoots",
+        "SVDPolar",
+        "Taylor",
+        "inv_sqrtm",
+        "matrix_view",
+        "polar",
+        "singular_spectrum",
+        "solver_failures",
+        "spectrum",
+        "sqrtm",
+        "square_roots",
+    ),
+    "metrics": (),
+    "monitor": (
+        "Advice",
+        "ConditionMonitor",
+        "Diagnosis",
+        "History",
+        "LayerDiagnosis",
+        "PreSVDLayer",
+        "diagnose",
+        "pre_svd_layer",
+    ),
+    "steps": (
+        "FixedLR",
+        "NearestOrthogonal",
+        "OptimalLR",
+        "RandomLR",
+        "StepStatistics",
+        "Stiefel",
+        "Treatment",
+        "optimal_lr",
+        "treat",
+    ),
+    "weights": (
+        "SkewOrthogonalConv2d",
+        "orthogonal",
+        "orthogonality_loss",
+        "patch_covariance",
+        "spectral",
+        "whitening_init_",
+    ),
+}
+__getattr__ = lazy(__name__, _HOMES)
 __version__ = "0.2.0"
 
 __all__ = [
@@ -148,3 +228,7 @@ __all__ = [
     "metrics",
     "NoiseAsLatent",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

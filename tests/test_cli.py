@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -65,13 +66,32 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == orthocond.__version__
 
 
-def test_python_m_orthocond_starts_without_the_heavy_parts():
-    command = [sys.executable, "-X", "importtime", "-m", "orthocond", "list", "methods"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "nog+ow+olr" in result.stdout
-    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "orthocond.cli.app" in loaded
-    assert not loaded & {"accelerate", "matplotlib", "datasets", "scipy", "pandas"}
+_LIGHT = """
+import sys
+from orthocond.cli import main
+assert main(sys.argv[1:]) == 0
+heavy = {"torch", "numpy", "scipy", "matplotlib", "accelerate", "datasets", "pandas", "PIL"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("line", [["--help"], ["train", "--help"], ["list"], ["data"], ["--install-completion"]])
+def test_what_computes_nothing_starts_without_the_heavy_parts(line, tmp_path):
+    environment = os.environ | {"HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    command = [sys.executable, "-c", _LIGHT, *line]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_completion_is_a_script_that_knows_commands_and_options(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    assert main(["--install-completion"]) == 0
+    script = (tmp_path / ".local/share/bash-completion/completions/orthocond").read_text()
+    assert all(name in script for name in app.COMMANDS)
+    assert "--data-root" in script
+    assert "python" not in script.lower(), "pressing Tab starts no interpreter"
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 # Settings

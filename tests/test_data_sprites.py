@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orthocond.lab.data import FACTORS, SHAPES, load, read_factors, render, sprites
-from orthocond.lab.data.sprites import _color, _cover
+from orthocond.lab.data.rendering import _color, _cover
 
 LOW, HIGH = torch.tensor(list(FACTORS.values())).unbind(1)
 

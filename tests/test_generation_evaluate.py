@@ -9,7 +9,7 @@ from torch import nn
 
 from orthocond import NoiseAsLatent
 from orthocond.lab.data import FACTORS, sprites
-from orthocond.lab.data.sprites import render
+from orthocond.lab.data.rendering import render
 from orthocond.lab.experiments import preset
 from orthocond.lab.generation import evaluate as gan_evaluate
 from orthocond.lab.generation.evaluate import evaluate, find_directions, own_directions, predictability

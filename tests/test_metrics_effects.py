@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from orthocond.directions import Directions
-from orthocond.lab.data.sprites import FACTORS, SHAPES, read_factors, render
+from orthocond.lab.data.rendering import FACTORS, SHAPES, read_factors, render
 from orthocond.metrics import Boosting, EffectMatrix, activeness, effect_matrix, factor_report, plot_effect_matrix
 from tests.metrics_helpers import Tiles, read_tiles, rotation
 

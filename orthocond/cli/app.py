@@ -56,6 +56,7 @@ def _app(tokens: Sequence[str]) -> App:
     app = App(name="orthocond", help=_HELP, version=orthocond.__version__)
     for name, command in COMMANDS.items():
         app.command(command or train.command(tokens[1:] if tokens[:1] == ["train"] else ["--help"]), name=name)
+    app.register_install_completion_command(help="Let the shell complete commands and options of orthocond.")
     return app
 
 

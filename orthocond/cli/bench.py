@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from orthocond.cli.settings import PositiveInt, apply, find_preset
 from orthocond.lab.config import Scale
-from orthocond.lab.experiments import task_of
 
 
 def bench(
@@ -40,6 +39,7 @@ def bench(
     """
     from orthocond.lab import bench as lab
     from orthocond.lab.display import Display
+    from orthocond.lab.experiments import task_of
     from orthocond.lab.progress import Progress
 
     config = find_preset(preset, scale)

@@ -3,17 +3,17 @@
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from orthocond.cli.runs import find_run
 from orthocond.cli.terminal import make_table
 from orthocond.lab.config import read_config
-from orthocond.lab.experiments import evaluate_run, task_of
-from orthocond.lab.runs import Run
-from orthocond.lab.runs.metrics import from_json_safe
-from orthocond.lab.task import EVALUATION
 from orthocond.lab.text import printable
+
+if TYPE_CHECKING:
+    from orthocond.lab.runs import Run
 
 
 def evaluate(
@@ -40,6 +40,8 @@ def evaluate(
         quiet: Show no progress.
     """
     from orthocond.lab.display import Display
+    from orthocond.lab.experiments import evaluate_run
+    from orthocond.lab.task import EVALUATION
 
     found = find_run(run, runs)
     with Display(["evaluate"], quiet=quiet) as display:
@@ -48,8 +50,12 @@ def evaluate(
     print(f"Written to {printable(found.path / EVALUATION)}")
 
 
-def show_scores(run: Run) -> None:
+def show_scores(run: "Run") -> None:
     """Print what the evaluation of a run has found, with what each number means."""
+    from orthocond.lab.experiments import task_of
+    from orthocond.lab.runs.metrics import from_json_safe
+    from orthocond.lab.task import EVALUATION
+
     values = from_json_safe(json.loads((run.path / EVALUATION).read_bytes()))
     scores = task_of(read_config(run.config)).scores(values)
     title = f"{printable(run.path)}, step {values['step']}"

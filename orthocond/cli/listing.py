@@ -7,11 +7,10 @@ from rich.console import Console
 
 from orthocond.cli.terminal import make_table
 from orthocond.lab.config import Scale
-from orthocond.lab.experiments import TASKS
+from orthocond.lab.presets import KINDS
 from orthocond.lab.text import printable
 
 _SCALES: tuple[Scale, ...] = ("laptop", "workstation", "paper")
-_TITLES = {"classification": "classifiers", "generation": "GANs"}
 
 
 def list_(what: Literal["presets", "methods", "data", "all"] = "all", /, *, data_root: Path | None = None) -> None:
@@ -24,18 +23,18 @@ def list_(what: Literal["presets", "methods", "data", "all"] = "all", /, *, data
     console = Console()
     if what in ("presets", "all"):
         rows = [
-            (name, *(task.describe(scales[scale]) if scale in scales else "" for scale in _SCALES))
-            for task in TASKS.values()
-            for name, scales in task.presets.items()
+            (name, *(scales[scale].describe() if scale in scales else "" for scale in _SCALES))
+            for kind in KINDS.values()
+            for name, scales in kind.presets.items()
         ]
         console.print(make_table("Presets", ("name", *(f"--scale {scale}" for scale in _SCALES)), rows))
     if what in ("methods", "all"):
-        for kind, task in TASKS.items():
-            combined = ", ".join(name for name in task.grammar.names if "+" in name)
-            parts = [*task.grammar.texts().items(), ("a+b", f"several at once; in the paper: {combined}")]
+        for kind in KINDS.values():
+            combined = ", ".join(name for name in kind.grammar.names if "+" in name)
+            parts = [*kind.grammar.texts().items(), ("a+b", f"several at once; in the paper: {combined}")]
             parts.append(("a@all", "nog or olr in all convolutions and linear layers"))
             parts.append(("a@inner", "nog or olr in all convolutions but the treated layer"))
-            console.print(make_table(f"\nMethods of {_TITLES[kind]}", ("name", "what it does"), parts))
+            console.print(make_table(f"\nMethods of {kind.title}", ("name", "what it does"), parts))
     if what in ("data", "all"):
         from orthocond.lab import data
 

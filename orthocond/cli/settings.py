@@ -13,10 +13,9 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Group, Parameter, Token, convert, validators
 from docstring_parser import parse
 
-from orthocond.lab import experiments
+from orthocond.lab import presets
 from orthocond.lab.config import Config, Scale, change, flatten
 from orthocond.lab.errors import UsageError
-from orthocond.lab.experiments import task_of
 
 FIXED = ("preset", "scale", "kind")  # chosen by the preset, not one by one
 
@@ -55,7 +54,7 @@ def find_preset(name: object, scale: object) -> Config:
     if not isinstance(name, str) or not isinstance(scale, str):
         raise UsageError(f"Preset and scale need names; got {name!r} and {scale!r}.")
     try:
-        return experiments.preset(name, typing.cast(Scale, scale))
+        return presets.preset(name, typing.cast(Scale, scale))
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -128,7 +127,7 @@ def empty_lists(config: Config, tokens: Sequence[str]) -> list[str]:
     """The tokens with ``none`` as the value of a list spelled as an empty list.
 
     Example:
-        >>> empty_lists(experiments.preset("dbn-sprites-small"), ["--schedule.milestones", "none", "--seed", "1"])
+        >>> empty_lists(presets.preset("dbn-sprites-small"), ["--schedule.milestones", "none", "--seed", "1"])
         ['--schedule.milestones=[]', '--seed', '1']
     """
     lists = {spelling for setting in settings(config) if _is_list(setting) for spelling in _spellings(setting.path)}
@@ -152,6 +151,8 @@ def apply(config: Config, values: Mapping[str, Any]) -> Config:
         UsageError: If a setting or value is not valid; the text gives the nearest that is.
     """
     if config.data.source == "sprites" != values.get("data.source", "sprites"):
+        from orthocond.lab.experiments import task_of
+
         values = {**task_of(config).sprites_only, **values}
     try:
         return change(config, values)

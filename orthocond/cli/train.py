@@ -6,16 +6,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from orthocond.cli import settings
 from orthocond.cli.runs import find_run, last_run_with
-from orthocond.lab import experiments
+from orthocond.lab import presets
 from orthocond.lab.config import Config, Scale, config_diff, read_config
 from orthocond.lab.errors import UsageError
 from orthocond.lab.factories import check_import, is_factory
-from orthocond.lab.runs import Run, ranks
 from orthocond.lab.text import printable
+
+if TYPE_CHECKING:
+    from orthocond.lab.runs import Run
 
 LAST = "last"  # what --resume without a run stands for
 
@@ -26,7 +28,7 @@ def complete(tokens: Sequence[str]) -> list[str]:
         return list(tokens)
     result = []
     for token, following in zip(tokens, [*tokens[1:], "-"], strict=False):
-        alone = token == "--resume" and (following.startswith("-") or following in experiments.names())
+        alone = token == "--resume" and (following.startswith("-") or following in presets.names())
         result.append(f"--resume={LAST}" if alone else token)
     start = _start(result[1:])
     return result if start is None else settings.empty_lists(start, result)
@@ -70,7 +72,7 @@ def _start(tokens: Sequence[str]) -> Config | None:
     """The configuration that the options change: of the preset, with the file, or of the run to resume."""
     file = settings.value_of(tokens, "--config")
     values = settings.read_file(file) if file is not None else {}
-    names = experiments.names()
+    names = presets.names()
     if tokens and not tokens[0].startswith("-"):
         name: Any = tokens[0]
     else:
@@ -132,6 +134,8 @@ def train(
             raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
         check_import(chosen.model.name, allow_import or given.get("model__name"), found.path)
     if dry_run:
+        from orthocond.lab.runs import ranks
+
         if ranks.world_size() > 1:
             raise UsageError("--dry-run needs one process; leave torchrun out.")
         from orthocond.cli.plan import show
@@ -141,7 +145,7 @@ def train(
 
 
 def _no_preset(resume: bool) -> str:
-    names = ", ".join(experiments.names())
+    names = ", ".join(presets.names())
     if resume:
         return f"--resume without a run needs the preset whose last run goes on: {names}."
     return f"Which preset? There are: {names}. For example: orthocond train dbn-sprites-small --method nog+ow+olr"
@@ -157,7 +161,9 @@ def _train(
     quiet: bool,
 ) -> int:
     from orthocond.cli.evaluate import show_scores
+    from orthocond.lab import experiments
     from orthocond.lab.display import Display
+    from orthocond.lab.runs import Run, ranks
     from orthocond.lab.runs.finding import name_of
 
     run, made = None, False
@@ -193,6 +199,8 @@ def _train(
 
 def _part_processes() -> None:
     """End the group of processes: what follows is done by one of them."""
+    from orthocond.lab.runs import ranks
+
     if ranks.world_size() > 1:
         from accelerate import PartialState
 
@@ -200,8 +208,10 @@ def _part_processes() -> None:
 
 
 @contextlib.contextmanager
-def _removed_if_empty(run: Run, made: bool) -> Iterator[None]:
+def _removed_if_empty(run: "Run", made: bool) -> Iterator[None]:
     """Where data, network or package are missing, nothing is trained: leave no folder behind that was made for it."""
+    from orthocond.lab.runs import ranks
+
     try:
         yield
     except (ImportError, OSError, TypeError, ValueError, MemoryError):
@@ -210,7 +220,7 @@ def _removed_if_empty(run: Run, made: bool) -> Iterator[None]:
         raise
 
 
-def _result(run: Run) -> str:
+def _result(run: "Run") -> str:
     """The numbers of the last line of a training that has finished; nothing before."""
     lines = run.metrics()
     if not (lines and lines[-1].get("finished")):

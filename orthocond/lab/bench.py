@@ -13,8 +13,8 @@ import torch
 
 from orthocond.lab.config import Config, change
 from orthocond.lab.devices import make_accelerator, now
+from orthocond.lab.grammar import PARTS
 from orthocond.lab.loop import Loop
-from orthocond.lab.methods import PARTS
 from orthocond.lab.runs import Run
 from orthocond.lab.task import Task
 

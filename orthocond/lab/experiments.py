@@ -6,52 +6,22 @@ from os import PathLike
 from typing import Any
 
 from orthocond.lab.classification.task import ClassificationTask
-from orthocond.lab.config import Config, Scale, find_scale, read_config
+from orthocond.lab.config import Config, read_config
 from orthocond.lab.devices import make_accelerator
 from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.loop import Loop
+from orthocond.lab.presets import names, preset
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.task import EVALUATION, Task
 
 TASKS: dict[str, type[Task[Any]]] = {task.kind: task for task in (ClassificationTask, GenerationTask)}
-"""The kinds of experiments; to add one, write its task and list it here."""
+"""The tasks by kind of experiment; to add one, list it here and its presets in `orthocond.lab.presets`."""
 
 
 def task_of(config: Config) -> type[Task[Any]]:
     """The task that trains a configuration."""
     return TASKS[config.kind]
-
-
-def names() -> tuple[str, ...]:
-    """Names of the presets of all kinds."""
-    return tuple(name for task in TASKS.values() for name in task.presets)
-
-
-def preset(name: str, scale: Scale = "laptop") -> Config:
-    """The configuration of a preset.
-
-    ``dbn-…`` replaces the batch normalization after the first convolution by a decorrelated one, ``gcp-…`` average
-    pooling by covariance pooling; ``eigengan-…`` has a subspace in every layer, and its own orthogonality loss as the
-    method; ``gan-…`` is the vanilla GAN. At the scale of the paper the numbers are the paper's and, where it is silent,
-    those of its authors' code; at that of a laptop networks, images and steps are small enough for minutes on one core,
-    and the code is the same.
-
-    Raises:
-        ValueError: If there is no such preset or scale; the text gives the nearest name.
-
-    Example:
-        >>> preset("dbn-cifar100-resnet50", "paper").schedule.epochs, preset("gan-celeba", "paper").schedule.steps
-        (350, 316400)
-        >>> preset("gan-celeb")
-        Traceback (most recent call last):
-        ValueError: There is no preset 'gan-celeb'. Did you mean 'gan-celeba'? `orthocond list presets` shows all.
-    """
-    presets: dict[str, Any] = {}
-    for task in TASKS.values():
-        presets |= task.presets
-    config: Config = find_scale(presets, name, scale)
-    return config
 
 
 def train(
@@ -128,3 +98,6 @@ def is_evaluated(run: Run) -> bool:
     except ValueError:
         return False
     return isinstance(values, dict) and values.get("step", run.status.step) == run.status.step
+
+
+__all__ = ["TASKS", "task_of", "names", "preset", "train", "evaluate_run", "is_evaluated", "read_config"]

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from orthocond.lab.config import Scale
 from orthocond.lab.data import Batch, Pipeline
-from orthocond.lab.methods import Grammar
+from orthocond.lab.grammar import Grammar
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
@@ -108,11 +108,6 @@ class Task(ABC, Generic[C]):
     @abstractmethod
     def stand_in(config: C) -> Any:
         """Sprites in the place of the images: a few batches of the same size, whose steps cost the same."""
-
-    @staticmethod
-    @abstractmethod
-    def describe(config: C) -> str:
-        """A configuration in one line."""
 
     @abstractmethod
     def sizes(self) -> list[str]:

@@ -20,7 +20,7 @@ from orthocond.lab.config import (
     register,
 )
 from orthocond.lab.factories import check_network, is_factory
-from orthocond.lab.methods import Grammar
+from orthocond.lab.grammar import Grammar
 
 SolverName = Literal[
     "eigh",
@@ -42,6 +42,7 @@ SolverName = Literal[
 ]
 BACKBONES = ("resnet18", "resnet50", "densenet121", "mobilenetv2", "convnet")
 _NetworkName = Annotated[str, AfterValidator(lambda name: check_network(name, BACKBONES, "network"))]
+_LAYERS = {"dbn": "decorrelated BN", "gcp": "covariance pooling"}
 GRAMMAR = Grammar(
     parts=("bn", "svd", "ns", "sn", "ol", "ow", "wi", "mow", "stiefel", "nog", "olr", "short"),
     names=(
@@ -251,3 +252,15 @@ class Classification:
     log_every: Count = 50
     save_every: CountOrZero = 0
     kind: Literal["classification"] = "classification"
+
+    def describe(self) -> str:
+        """The configuration in one line.
+
+        Example:
+            >>> Classification().describe()
+            'small resnet18, decorrelated BN, sprites 32 px, 15 epochs of 128'
+        """
+        model, schedule = self.model, self.schedule
+        network = f"{'small ' if model.depths else ''}{model.name}"
+        images = f"{self.data.source} {self.data.size} px"
+        return f"{network}, {_LAYERS[model.application]}, {images}, {schedule.epochs} epochs of {schedule.batch_size}"

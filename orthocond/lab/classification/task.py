@@ -27,7 +27,6 @@ _FACTS = (
     *("weight_condition", "gradient_condition", "eta", "olr_occurrence"),
 )
 _WARMUP_START = 0.2  # of the learning rate
-_LAYERS = {"dbn": "decorrelated BN", "gcp": "covariance pooling"}
 
 
 class ClassificationTask(Task[Classification]):
@@ -93,19 +92,6 @@ class ClassificationTask(Task[Classification]):
     stand_in = staticmethod(data.stand_in)
     evaluate = staticmethod(evaluation.evaluate)
     scores = staticmethod(evaluation.scores)
-
-    @staticmethod
-    def describe(config: Classification) -> str:
-        """A configuration in one line.
-
-        Example:
-            >>> ClassificationTask.describe(PRESETS["dbn-cifar100-resnet50"]["paper"])
-            'resnet50, decorrelated BN, cifar100 32 px, 350 epochs of 128'
-        """
-        model, schedule = config.model, config.schedule
-        network = f"{'small ' if model.depths else ''}{model.name}"
-        images = f"{config.data.source} {config.data.size} px"
-        return f"{network}, {_LAYERS[model.application]}, {images}, {schedule.epochs} epochs of {schedule.batch_size}"
 
     def sizes(self) -> list[str]:
         """Images, classes, parameters, and the names of the two layers."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orthocond.lab.data.archives import ARCHIVES
+from orthocond.lab.data.archives import ARCHIVES, is_archive
 from orthocond.lab.runs.files import explained, locked
 from orthocond.lab.text import nearest
 
@@ -121,6 +121,32 @@ KNOWN: dict[str, KnownSet] = {
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of data sets: the one given, else the environment variable ``ORTHOCOND_DATA``, else ``data``."""
     return Path(root or os.environ.get("ORTHOCOND_DATA") or "data")
+
+
+def names(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """Names that `load` knows, with where each lies or what it needs.
+
+    Args:
+        root: Folder in which names are looked up, as of `load`.
+
+    Example:
+        >>> names()["sprites"]
+        'built in'
+    """
+    folder = data_root(root)
+    found = {"sprites": "built in"}
+    for name, known in KNOWN.items():
+        found[name] = str(known.find(folder) or f"not in {folder}; orthocond data get {name}")
+    taken = {place for known in KNOWN.values() for place in known.places}
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (file.is_dir() or is_archive(file)) and file.name not in taken and not file.name.startswith("."):
+            found[_stem(file)] = str(file)
+    return found
+
+
+def _stem(path: Path) -> str:
+    ending = next((e for e in ARCHIVES if path.name.lower().endswith(e)), "")
+    return path.name[: len(path.name) - len(ending)]
 
 
 Progress = Callable[[str, int, int | None], None]

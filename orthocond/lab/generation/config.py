@@ -20,7 +20,7 @@ from orthocond.lab.config import (
     register,
 )
 from orthocond.lab.factories import check_network
-from orthocond.lab.methods import Grammar
+from orthocond.lab.grammar import Grammar
 
 NETWORKS = ("simple", "eigengan")
 _NetworkName = Annotated[str, AfterValidator(lambda name: check_network(name, NETWORKS, "GAN"))]
@@ -236,6 +236,16 @@ class Generation:
     save_every: CountOrZero = 500
     sample_every: CountOrZero = 500
     kind: Literal["generation"] = "generation"
+
+    def describe(self) -> str:
+        """The configuration in one line.
+
+        Example:
+            >>> Generation().describe()
+            'simple, sprites 16 px, 1000 steps of 32'
+        """
+        images = f"{self.data.source} {self.data.size} px"
+        return f"{self.model.name}, {images}, {self.schedule.steps} steps of {self.schedule.batch_size}"
 
     @model_validator(mode="after")
     def _has_subspaces(self) -> Self:

@@ -117,18 +117,6 @@ class GenerationTask(Task[Generation]):
     evaluate = staticmethod(evaluation.evaluate)
     scores = staticmethod(evaluation.scores)
 
-    @staticmethod
-    def describe(config: Generation) -> str:
-        """A configuration in one line.
-
-        Example:
-            >>> GenerationTask.describe(PRESETS["gan-sprites"]["laptop"])
-            'simple, sprites 16 px, 1000 steps of 32'
-        """
-        schedule = config.schedule
-        images = f"{config.data.source} {config.data.size} px"
-        return f"{config.model.name}, {images}, {schedule.steps} steps of {schedule.batch_size}"
-
     def sizes(self) -> list[str]:
         """Images, parameters and steps."""
         counts = [f"{sum(p.numel() for p in m.parameters()):,}" for m in (self.generator, self.discriminator)]

@@ -1,0 +1,61 @@
+"""What there is to train: the presets and methods of all kinds of experiments, without their networks."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from orthocond.lab.classification import config as classification
+from orthocond.lab.classification.presets import PRESETS as CLASSIFIERS
+from orthocond.lab.config import Config, Scale, find_scale
+from orthocond.lab.generation import config as generation
+from orthocond.lab.generation.presets import PRESETS as GANS
+from orthocond.lab.grammar import Grammar
+
+
+class Kind(NamedTuple):
+    """A kind of experiment.
+
+    Attributes:
+        title: What is trained.
+        presets: Its configurations by name and scale.
+        grammar: Its methods.
+    """
+
+    title: str
+    presets: Mapping[str, Mapping[Scale, Any]]
+    grammar: Grammar
+
+
+KINDS = {
+    "classification": Kind("classifiers", CLASSIFIERS, classification.GRAMMAR),
+    "generation": Kind("GANs", GANS, generation.GRAMMAR),
+}
+"""The kinds of experiments; to add one, list it here and its task in `orthocond.lab.experiments`."""
+
+
+def names() -> tuple[str, ...]:
+    """Names of the presets of all kinds."""
+    return tuple(name for kind in KINDS.values() for name in kind.presets)
+
+
+def preset(name: str, scale: Scale = "laptop") -> Config:
+    """The configuration of a preset.
+
+    ``dbn-…`` replaces the batch normalization after the first convolution by a decorrelated one, ``gcp-…`` average
+    pooling by covariance pooling; ``eigengan-…`` has a subspace in every layer, and its own orthogonality loss as the
+    method; ``gan-…`` is the vanilla GAN. At the scale of the paper the numbers are the paper's and, where it is silent,
+    those of its authors' code; at that of a laptop networks, images and steps are small enough for minutes on one core,
+    and the code is the same.
+
+    Raises:
+        ValueError: If there is no such preset or scale; the text gives the nearest name.
+
+    Example:
+        >>> preset("dbn-cifar100-resnet50", "paper").schedule.epochs, preset("gan-celeba", "paper").schedule.steps
+        (350, 316400)
+        >>> preset("gan-celeb")
+        Traceback (most recent call last):
+        ValueError: There is no preset 'gan-celeb'. Did you mean 'gan-celeba'? `orthocond list presets` shows all.
+    """
+    presets = {name: scales for kind in KINDS.values() for name, scales in kind.presets.items()}
+    config: Config = find_scale(presets, name, scale)
+    return config
