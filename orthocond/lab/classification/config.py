@@ -257,8 +257,8 @@ class Classification:
         """The configuration in one line.
 
         Example:
-            >>> Classification().describe()
-            'small resnet18, decorrelated BN, sprites 32 px, 15 epochs of 128'
+            >>> Classification(data=Data("cifar100", size=32)).describe()
+            'resnet50, decorrelated BN, cifar100 32 px, 350 epochs of 128'
         """
         model, schedule = self.model, self.schedule
         network = f"{'small ' if model.depths else ''}{model.name}"
