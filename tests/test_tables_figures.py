@@ -87,9 +87,29 @@ def test_occurrence_is_that_of_each_rate_of_the_schedule():
     counts = {10: (0.1, 4), 20: (0.1, 8), 30: (0.01, 9), 40: (0.01, 10)}  # step: rate, steps at which OLR acted so far
     lines = [{"step": s, "lr": lr, "olr_occurrence": count / s} for s, (lr, count) in counts.items()]
     record = Record("a", config, [*lines, {"step": 40, "error": 1.0}])
-    assert figures._share(record, 0.1) == pytest.approx(8 / 20)
-    assert figures._share(record, 0.01) == pytest.approx(2 / 20)
-    assert figures._share(record, 1.0) is None
+    assert figures._share(record, 0) == pytest.approx(8 / 20)
+    assert figures._share(record, 1) == pytest.approx(2 / 20)
+    assert figures._share(record, 2) is None
+
+
+def test_a_steady_schedule_has_three_stages():
+    """It rises for four lines, stays above half of its top for four, and falls for four."""
+    rates = [0.2, 0.4, 0.6, 0.8, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1, 0.0]
+    assert figures._stages(rates) == [0] * 4 + [1] * 4 + [2] * 4
+    acted = [10, 20, 30, 40, 40, 40, 45, 50, 50, 50, 50, 51]  # steps at which OLR acted so far, of ten for each line
+    lines = [
+        {"step": 10 * (i + 1), "lr": lr, "eta": lr / 4, "olr_occurrence": n / (10 * (i + 1))}
+        for i, (lr, n) in enumerate(zip(rates, acted, strict=True))
+    ]
+    record = Record("a", replace(preset("dbn-cifar10-convnet"), method=Method("olr", stem_lr=0.5)), lines)
+    assert [figures._share(record, stage) for stage in range(3)] == pytest.approx([1.0, 10 / 40, 1 / 40])
+    method = Method("olr", stem_lr=0.5)
+    outcome = Outcome(
+        tables.TABLES["learning-rate"], tables.TABLES["learning-rate"].experiments[0], {method: [record]}, {}
+    )
+    (axes,) = figures.learning_rate([outcome], [method]).axes
+    assert [text.get_text() for text in axes.texts[:3]] == ["100 %", "25 %", "2 %"]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([rate / 2 for rate in rates])  # that of the layer
 
 
 def test_methods_of_one_figure_have_colors_of_their_own():
@@ -130,6 +150,22 @@ def test_convergence_is_accuracy_over_epochs():
     assert list(line.get_xdata()) == [1, 2]
     assert list(line.get_ydata()) == [23.5, 27.5]  # mean of seeds 0 and 1: errors of 77 and 76, 73 and 72
     assert figure.axes[0].get_ylabel() == "best validation accuracy (%)"
+
+
+def test_convergence_is_shown_over_seconds_of_the_processor_where_they_are_known():
+    outcomes = _outcomes("convergence")
+    for row, trained in outcomes[0].records.items():
+        for record in trained:
+            for line in record.metrics:
+                if "lr" in line:
+                    line["step_cpu_seconds"] = 0.5 if row.name == "svd" else 0.25
+    figure = figures.convergence(outcomes, tables.TABLES["convergence"].rows)
+    assert len(figure.axes) == 6
+    line = figure.axes[3].lines[0]
+    assert list(line.get_xdata()) == [0.5 * 32, 0.5 * 72]  # the epochs end at the steps 32 and 72
+    assert list(line.get_ydata()) == [23.5, 27.5]
+    assert figure.axes[3].get_xlabel() == "CPU seconds of training steps"
+    assert not figure.axes[4].axison
 
 
 def test_learning_rates_stand_beside_the_schedule():

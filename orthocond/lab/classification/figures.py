@@ -1,12 +1,14 @@
 """The paper's figures of classifiers: conditioning, best accuracy, learning rates."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from orthocond.lab.tables.comparison import Outcome
 from orthocond.lab.tables.drawing import Curve, color, ink, panels, title
 from orthocond.lab.tables.figures import all_curves, draw_all, is_paper_form
 
+_STEPS = 6  # rates of a schedule of steps; one with more rises and falls steadily
 _CONDITIONS = {"condition": "κ(P + εI)", "condition_on_range": "κ on the range of P"}
 
 
@@ -32,23 +34,49 @@ def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
 
 
 def convergence(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
-    """Best validation accuracy so far, after each epoch."""
+    """Best validation accuracy so far, after each epoch; a second line has it over seconds of the processor."""
     shown = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "best_error", log=False, x="epoch"))]
     if not shown:
         return None
-    figure, grid = panels(1, len(shown), [outcomes[0].short(row) for row in rows])
-    for axes, (outcome, curves) in zip(grid[0], shown, strict=True):
-        title(axes, outcome.experiment.label)
-        axes.set_xlabel("epoch")
-        axes.set_ylabel("best validation accuracy (%)")
-        few = max(len(found.x) for _, found in curves) <= 12
-        if few:
-            axes.set_xticks(curves[0][1].x)
-        accuracies = [
-            (row, Curve(c.x, *([100 - e for e in column] for column in (c.mean, c.high, c.low)))) for row, c in curves
-        ]
-        draw_all(axes, outcome, accuracies, marker="." if few else None)
+    timed = [bool(_timed(o, curves)) for o, curves in shown]
+    figure, grid = panels(1 + any(timed), len(shown), [outcomes[0].short(row) for row in rows])
+    for column, (outcome, curves) in enumerate(shown):
+        _accuracies(grid[0][column], outcome, curves, "epoch")
+        if timed[column]:
+            _accuracies(grid[1][column], outcome, _timed(outcome, curves), "CPU seconds of training steps")
+        elif any(timed):
+            grid[1][column].axis("off")
     return figure
+
+
+def _accuracies(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], x: str) -> None:
+    title(axes, outcome.experiment.label)
+    axes.set_xlabel(x)
+    axes.set_ylabel("best validation accuracy (%)")
+    few = max(len(found.x) for _, found in curves) <= 12
+    if few and x == "epoch":
+        axes.set_xticks(curves[0][1].x)
+    accuracies = [
+        (row, Curve(c.x, *([100 - e for e in column] for column in (c.mean, c.high, c.low)))) for row, c in curves
+    ]
+    draw_all(axes, outcome, accuracies, marker="." if few else None)
+
+
+def _timed(outcome: Outcome, curves: Sequence[tuple[Any, Curve]]) -> list[tuple[Any, Curve]]:
+    """The same curves over seconds of the processor, the mean of all seeds; only those whose steps were timed so."""
+    found = []
+    for row, c in curves:
+        records = outcome.records[row]
+        if all(record.series("step_cpu_seconds")[0] for record in records):
+            seconds = [fmean(_seconds_until(record, epoch) for record in records) for epoch in c.x]
+            found.append((row, c._replace(x=seconds)))
+    return found
+
+
+def _seconds_until(record: Any, epoch: float) -> float:
+    """Seconds of the processor that the first epochs of a training took, by the mean of its steps."""
+    ends = [line["step"] for line in record.metrics if line.get("best_error") is not None and line["epoch"] <= epoch]
+    return max(ends, default=0) * fmean(record.series("step_cpu_seconds")[1])
 
 
 def learning_rate(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
@@ -83,8 +111,9 @@ def learning_rate(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
 
 
 def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
-    """The η of every seed at the steps that were logged, over the schedule; how often OLR acts at each rate of it."""
+    """The η of every seed at the steps that were logged, over the schedule; how often OLR acts in each stage of it."""
     steps, schedule = records[0].series("lr")
+    schedule = [row.stem_lr * rate for rate in schedule]
     axes.step(steps, schedule, where="post", color="0.75", linewidth=4, solid_capstyle="butt")
     axes.set_yscale("log")
     axes.set_ylim(top=max(schedule) * 2.5)
@@ -98,13 +127,15 @@ def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
     # As pixels: so many dots are a large SVG.
     dots = {"markersize": 5, "alpha": 0.6, "markeredgewidth": 0, "rasterized": True}
     axes.plot(x, y, linestyle="", marker=".", color=color(row.name), **dots)
-    for rate in dict.fromkeys(schedule):
-        shares = [share for record in records if (share := _share(record, rate)) is not None]
+    stages = _stages(schedule)
+    for stage in dict.fromkeys(stages):
+        shares = [share for record in records if (share := _share(record, stage)) is not None]
         if shares:
-            places = [step for step, lr in zip(steps, schedule, strict=True) if lr == rate]
+            places = [place for place, found in enumerate(stages) if found == stage]
+            middle = places[len(places) // 2]
             axes.annotate(
                 f"{100 * sum(shares) / len(shares):.0f} %",
-                (places[len(places) // 2], rate),
+                (steps[middle], schedule[middle]),
                 xytext=(0, 5),
                 textcoords="offset points",
                 ha="center",
@@ -113,11 +144,23 @@ def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
             )
 
 
-def _share(record: Any, rate: float) -> float | None:
-    """The fraction of steps at which OLR acted while the schedule had a rate, from fractions of all steps so far."""
-    lines = [(0, 0.0, None)]
-    lines += [(m["step"], m["step"] * m["olr_occurrence"], m["lr"]) for m in record.metrics if "olr_occurrence" in m]
-    inside = [i for i, line in enumerate(lines) if line[2] == rate]
+def _stages(schedule: Sequence[float]) -> list[int]:
+    """The stage of each rate: of a schedule of steps all of one rate; else the rise, the upper half, and the fall."""
+    rates = list(dict.fromkeys(schedule))
+    if len(rates) <= _STEPS:
+        return [rates.index(rate) for rate in schedule]
+    top = schedule.index(max(schedule))
+    return [0 if place < top else 1 if rate >= schedule[top] / 2 else 2 for place, rate in enumerate(schedule)]
+
+
+def _share(record: Any, stage: int) -> float | None:
+    """The fraction of steps at which OLR acted in a stage of the schedule, from fractions of all steps so far."""
+    stages = dict(zip(record.series("lr")[0], _stages(record.series("lr")[1]), strict=True))
+    lines = [(0, 0.0, -1)]
+    lines += [
+        (m["step"], m["step"] * m["olr_occurrence"], stages[m["step"]]) for m in record.metrics if "olr_occurrence" in m
+    ]
+    inside = [i for i, line in enumerate(lines) if line[2] == stage]
     if not inside:
         return None
     (start, before, _), (end, after, _) = lines[inside[0] - 1], lines[inside[-1]]

@@ -13,7 +13,6 @@ from orthocond.lab.tables.records import Record
 from orthocond.lab.tables.table import Material, Number, Table
 from orthocond.lab.tables.text import write_text
 
-_LEVEL = 0.05
 _WORDS = {"ns": "NS iteration", "bn": "BN"}
 
 
@@ -111,13 +110,13 @@ class Outcome:
     """An experiment as figures see it.
 
     Attributes:
-        table: The comparison that it belongs to.
+        table: The table that it belongs to.
         experiment: The experiment.
         records: Its trainings that have ended, by method.
         summary: What the table says about it.
     """
 
-    table: "Comparison"
+    table: Any
     experiment: Experiment
     records: Mapping[Any, Sequence[Record]]
     summary: dict[str, Any]
@@ -149,14 +148,15 @@ def label(method: Any) -> str:
 
     Example:
         >>> from orthocond.lab.classification.config import Method
-        >>> label(Method("nog+ow+olr", olr="paper")), label(Method("ns"))
-        ("SVD + NOG + OW + OLR (paper's η)", 'NS iteration')
+        >>> label(Method("nog+ow+olr", olr="paper")), label(Method("ns")), label(Method("bn+wi"))
+        ("SVD + NOG + OW + OLR (paper's η)", 'NS iteration', 'BN + WI')
     """
     if method.name in _WORDS:
         return _WORDS[method.name]
     parts = [part.upper() for part in method.name.split("+") if part != "svd"]
     form = {"paper": "paper's"}.get(method.olr, method.olr)
-    return " + ".join(["SVD", *parts]) + (f" ({form} η)" if "OLR" in parts else "")
+    names = parts if "BN" in parts else ["SVD", *parts]
+    return " + ".join(names) + (f" ({form} η)" if "OLR" in parts else "")
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Comparison(Table):
             for difference, p in zip(tested, statistics.holm([d["p"] for d in tested]), strict=True):
                 better = (difference["mean"] > 0) == measure.higher
                 difference["p_holm"] = p
-                difference["verdict"] = ("better" if better else "worse") if p < _LEVEL else "not significant"
+                difference["verdict"] = ("better" if better else "worse") if p < statistics.LEVEL else "not significant"
         for fact in self.facts:
             for row in others if fact.compared else ():
                 cell, reference = row["facts"][fact.key], base["facts"][fact.key]

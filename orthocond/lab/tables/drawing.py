@@ -18,7 +18,7 @@ _GREY, _WINE, _TEAL = "#8C8C8C", "#882255", "#44AA99"
 # Methods that stand in the same figure differ; those of the same kind are alike in all figures.
 _COLORS = (
     {"svd": _BLACK, "ns": _GREY, "bn": _SKY}
-    | {"sn": _ORANGE, "ol": _SKY, "ow": _GREEN, "wi": _WINE, "mow": _TEAL}
+    | {"sn": _ORANGE, "ol": _SKY, "ow": _GREEN, "wi": _WINE, "mow": _TEAL, "bn+wi": _WINE}
     | {"nog": _BLUE, "nog+sn": _ORANGE, "nog+ol": _SKY, "nog+ow": _GREEN}
     | {"olr": _RED, "nog+olr": _ORANGE, "ow+olr": _GREEN, "nog+ow+olr": _PURPLE}
     | {"none": _BLACK, "hp": _PURPLE, "orojar": _WINE, "lvp": _TEAL}

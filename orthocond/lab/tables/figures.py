@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orthocond.lab.tables.comparison import Outcome
+from orthocond.lab.tables.comparison import Measure, Outcome
 from orthocond.lab.tables.drawing import (
     Curve,
     color,
@@ -15,6 +15,7 @@ from orthocond.lab.tables.drawing import (
     new_figure,
     title,
 )
+from orthocond.lab.tables.statistics import LEVEL
 
 _SIZES = {"o": 5.5, "D": 3.5}
 _ABREAST = 4  # panels
@@ -110,6 +111,34 @@ def _forest(axes: Any, rows: Sequence[dict[str, Any]], name: str) -> None:
         columnspacing=0.9,
         borderaxespad=0.1,
     )
+
+
+def verdicts(rows: Sequence[dict[str, Any]], measure: Measure) -> Any:
+    """The contrasts of a table of claims with 95 % intervals, filled where significant; margins are shaded."""
+    shown = [row for row in rows if row["measures"][measure.name]["difference"]]
+    if not shown:
+        return None
+    left, wide, height = 5.2, 4.6, 0.27 * len(shown)
+    full, tall = left + wide + 0.3, height + 0.9
+    figure = new_figure(full, tall)
+    axes = figure.add_axes((left / full, 0.5 / tall, wide / full, height / tall))
+    dress(axes)
+    axes.axvline(0, color="0.35", linewidth=0.9)
+    for place, row in enumerate(shown):
+        found = row["measures"][measure.name]["difference"]
+        if row["margin"]:
+            axes.fill_betweenx([place - 0.4, place + 0.4], -row["margin"], row["margin"], color="0.93", linewidth=0)
+        tint = {"holds": "#009E73", "fails": "#D55E00", "cannot tell": "0.45"}.get(row["verdict"], "#0072B2")
+        _dot(axes, found, place, tint, tint if found.get("p_holm", 1) < LEVEL else "white", "o")
+    reach = 2.5 * max(abs(row["measures"][measure.name]["difference"]["mean"]) for row in shown) or 1.0
+    low, high = axes.get_xlim()
+    axes.set_xlim(max(low, -reach), min(high, reach))
+    axes.set_yticks(range(len(shown)), [f"{row['contrast']} ({row['scale']})" for row in shown])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.grid(False, axis="y")
+    axes.set_xlabel(f"{measure.title[0].lower()}{measure.title[1:]}: difference with its 95 % interval; left is better")
+    title(axes, "green holds, red fails, blue equivalent, gray cannot tell; filled: significant")
+    return figure
 
 
 def _dot(axes: Any, found: dict[str, Any], y: float, tint: str, fill: str, marker: str) -> None:

@@ -7,6 +7,9 @@ from statistics import fmean, stdev
 
 from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped]
 
+LEVEL = 0.05
+"""Below this a p-value counts as significant."""
+
 _EXACT_UP_TO = 20  # differences, whose 2^20 signs take a second
 
 
@@ -29,6 +32,21 @@ class Difference:
     p: float | None = None
     p_exact: float | None = None
     count: int = 1
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """How sure it is that a mean difference lies within a margin.
+
+    Attributes:
+        low: Lower end of the 90 % interval of Student's t.
+        high: Its upper end.
+        p: The larger p-value of two one-sided t-tests; below 0.05 if, and only if, the interval is within the margin.
+    """
+
+    low: float
+    high: float
+    p: float
 
 
 def mean(values: Sequence[float]) -> float:
@@ -69,6 +87,25 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
         return Difference(differences[0])
     n = len(differences)
     return _student(mean(differences), spread / math.sqrt(n), n - 1, n, sign_flips(differences))
+
+
+def equivalence(differences: Sequence[float], margin: float) -> Equivalence | None:
+    """Two one-sided t-tests that the mean difference is above ``-margin`` and below ``margin``; None of a single value.
+
+    Example:
+        >>> found = equivalence([0.1, -0.1, 0.2, 0.0], 0.5)
+        >>> print(f"[{found.low:.2f}, {found.high:.2f}], p = {found.p:.4f}")
+        [-0.10, 0.20], p = 0.0039
+    """
+    spread = std(differences)
+    if spread is None:
+        return None
+    center, degrees = mean(differences), len(differences) - 1
+    error = spread / math.sqrt(len(differences))
+    half = float(stdtrit(degrees, 1 - LEVEL)) * error
+    room = margin - abs(center)  # to the nearer end of the margin, whose test has the larger p-value
+    p = float(stdtr(degrees, -room / error)) if error > 0 else float(room <= 0)
+    return Equivalence(center - half, center + half, p)
 
 
 def pooled(a: tuple[float, float], b: tuple[float, float], count: int) -> Difference:

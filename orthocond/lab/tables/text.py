@@ -76,7 +76,7 @@ def power(value: float | None) -> str:
     return f"{value:.2g}" if -2 <= int(exponent) < 2 else f"{mantissa}e{int(exponent)}"
 
 
-def interval(found: dict[str, Any] | None, *, factor: bool = False) -> str:
+def interval(found: dict[str, Any] | None, *, factor: bool = False, digits: int = 2) -> str:
     """A difference with its interval; a factor, if asked for.
 
     Example:
@@ -85,19 +85,22 @@ def interval(found: dict[str, Any] | None, *, factor: bool = False) -> str:
     """
     if found is None:
         return _NONE
-    low, center, high = (power(found[k]) if factor else number(found[k], sign=True) for k in ("low", "mean", "high"))
+    low, center, high = (
+        power(found[k]) if factor else number(found[k], digits, sign=True) for k in ("low", "mean", "high")
+    )
     ends = "" if found["low"] is None else f" [{low}, {high}]"
     return ("×" if factor else "") + center + ends
 
 
-def spread(cell: dict[str, Any] | None) -> str:
+def spread(cell: dict[str, Any] | None, digits: int = 2) -> str:
     """Mean and standard deviation."""
     if cell is None or cell["mean"] is None:
         return _NONE
-    return number(cell["mean"]) + ("" if cell["std"] is None else f" ± {number(cell['std'])}")
+    return number(cell["mean"], digits) + ("" if cell["std"] is None else f" ± {number(cell['std'], digits)}")
 
 
-def _p(value: float | None) -> str:
+def p_value(value: float | None) -> str:
+    """A p-value with three digits."""
     return _NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -173,8 +176,8 @@ def _measure_grid(content: dict[str, Any], experiment: dict[str, Any], measure: 
                 _seeds(row, content["seeds"]),
                 interval(cell.get("paper_difference")),
                 interval(found or None),
-                _p(found.get("p_holm")),
-                _p(found.get("p_exact")),
+                p_value(found.get("p_holm")),
+                p_value(found.get("p_exact")),
                 "baseline" if row["method"]["name"] == content["baseline"] else found.get("verdict", _NONE),
             ]
         )

@@ -1,0 +1,182 @@
+"""The claims of the paper that matter, on full CIFAR-10: the contrasts of the protocol in results/README.md."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from orthocond.lab.classification.config import Classification, Method
+from orthocond.lab.classification.figures import conditioning, convergence, learning_rate
+from orthocond.lab.classification.presets import PRESETS
+from orthocond.lab.classification.tuning import SEED, TUNED, VALIDATION, read_tuning
+from orthocond.lab.config import Scale, change, find_scale
+from orthocond.lab.tables.comparison import FigurePlan, Measure
+from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term
+from orthocond.lab.tables.table import Table
+
+_PRESET, _IMAGES = "dbn-cifar10-convnet", 50_000
+_MARGIN = 0.5
+_APPROXIMATE = {"svd-plain": "plain", "svd-taylor": "Taylor", "released-pade": "Padé as released", "ns": "NS"}
+_RIDGES = {"1e-2": 1e-2, "1e-5": 1e-5}
+_TEN: dict[Scale, int] = {"laptop": 10}
+_FIVE: dict[Scale, int] = {"laptop": 5}
+_THREE: dict[Scale, int] = {"laptop": 3}
+_BOTH: dict[Scale, int] = {"laptop": 10, "workstation": 3}
+
+
+def _method(key: str, factor: float = 1.0, **settings: Any) -> Method:
+    """A method at the rate that was chosen for an arm, times a factor of the stem; 1 where none was chosen."""
+    chosen = read_tuning().get(key, {})
+    stem, scope = chosen.get("stem_lr", 1.0), chosen.get("scope_lr", 1.0)
+    return replace(TUNED[key], stem_lr=round(stem * factor, 6), scope_lr=scope, **settings)
+
+
+def _arm(label: str, method: Method, **model: Any) -> Arm:
+    def config(scale: Scale, seed: int) -> Classification:
+        base: Classification = find_scale(PRESETS, _PRESET, scale)
+        return change(replace(base, method=method, seed=seed), {f"model.{k}": v for k, v in model.items()})
+
+    return Arm(label, config)
+
+
+def _longer(label: str, method: Method, ratio: float) -> Arm:
+    """An arm with more steps, so that it takes as long as one whose steps cost ``ratio`` times as much."""
+
+    def config(scale: Scale, seed: int) -> Classification:
+        base: Classification = find_scale(PRESETS, _PRESET, scale)
+        epoch = math.ceil(_IMAGES / base.schedule.batch_size)
+        steps = round(base.schedule.epochs * epoch * ratio)
+        schedule = replace(base.schedule, epochs=math.ceil(steps / epoch), steps=steps)
+        return replace(base, method=method, seed=seed, schedule=schedule)
+
+    return Arm(label, config)
+
+
+def _ratio() -> float:
+    """How many times the CPU seconds of a BN step an SVD step takes, in the trainings that chose the rates."""
+    chosen = read_tuning()
+    return float(chosen["svd"]["cpu_seconds"] / chosen["bn"]["cpu_seconds"]) if {"svd", "bn"} <= chosen.keys() else 1.2
+
+
+_SVD = _arm("SVD", _method("svd"))
+_BN = _arm("BN", _method("bn"))
+_OLR = _arm("OLR", _method("olr"))
+_SHORT = tuple(read_tuning().get("olr", {}).get("short", Method().short))
+
+
+def _against(arm: Arm, claim: str, *, seeds: dict[Scale, int], base: Arm = _SVD) -> Contrast:
+    """An arm that is claimed to have a lower error than another."""
+    return Contrast(claim, f"{arm.label} − {base.label}", (Term(1, arm), Term(-1, base)), seeds, _MARGIN)
+
+
+def _interaction(solver: str, name: str, ridge: str) -> Contrast:
+    """What orthogonal weights gain with an approximate gradient, less what they gain with the exact one."""
+
+    def cell(key: str, which: str) -> Arm:
+        words = {"eigh": "exact"} | _APPROXIMATE
+        label = f"{key.upper()}, {words[which]}, ε {ridge}"
+        return _arm(label, _method(key, solver=which), eps=_RIDGES[ridge])
+
+    terms = [
+        Term(side * part, cell(key, which))
+        for which, side in ((solver, 1), ("eigh", -1))
+        for key, part in (("ow", 0.5), ("mow", 0.5), ("svd", -1))
+    ]
+    label = f"(OW, MOW − SVD) with {name} − with the exact gradient, ε {ridge}"
+    return Contrast("an exact gradient makes κ irrelevant", label, tuple(terms), _THREE, _MARGIN)
+
+
+CONTRASTS: tuple[Contrast, ...] = (
+    Contrast("whitening beats BN", "SVD − BN", (Term(1, _SVD), Term(-1, _BN)), _BOTH),
+    Contrast(
+        "whitening beats BN, at equal time",
+        "SVD − BN with more steps",
+        (Term(1, _SVD), Term(-1, _longer("BN with more steps", _method("bn"), _ratio()))),
+        _BOTH,
+    ),
+    Contrast(
+        "most of that is the initial weight",
+        "BN + WI − SVD",
+        (Term(1, _arm("BN + WI", _method("bn+wi"))), Term(-1, _SVD)),
+        _BOTH,
+        _MARGIN,
+        same=True,
+    ),
+    _against(_arm("NOG", _method("nog")), "NOG lowers the error", seeds=_BOTH),
+    _against(_arm("NOG + OW", _method("nog+ow")), "NOG + OW lowers the error", seeds=_BOTH),
+    _against(_arm("NOG + OW + OLR", _method("nog+ow+olr")), "NOG + OW + OLR lowers the error", seeds=_BOTH),
+    *(
+        _against(_OLR, "OLR acts through orthogonality", seeds=_TEN, base=control)
+        for control in (
+            _arm("SVD, stem rate x0.1", _method("olr", 0.1, name="svd")),
+            _arm("SVD, stem rate x0.4", _method("olr", 0.4, name="svd")),
+            _arm("steps shortened at random", _method("olr", name="short", short=_SHORT)),
+        )
+    ),
+    *(_interaction(solver, name, ridge) for ridge in _RIDGES for solver, name in _APPROXIMATE.items()),
+    *(
+        _against(_arm(f"NS, {steps} steps", _method("ns", solver=solver)), "Newton–Schulz beats SVD", seeds=_FIVE)
+        for steps, solver in ((5, "ns"), (7, "ns7"), (20, "ns20"))
+    ),
+    *(
+        _against(_arm(label, _method(key)), "orthogonal steps lower the error", seeds=_FIVE)
+        for key, label in (
+            ("nog@all", "NOG of all layers, gradient"),
+            ("nog@all, update", "NOG of all layers, update"),
+            ("nog@all, fixed norm", "NOG of all layers, fixed norm"),
+            ("muon", "Muon of the inner layers"),
+            ("stiefel", "Stiefel steps of the stem"),
+        )
+    ),
+)
+
+_METHODS = tuple(_method(key) for key in ("bn", "bn+wi", "svd", "nog", "nog+ow", "olr", "nog+ow+olr"))
+_CHOSEN = (
+    "The rate of the stem, and for steps of all layers their rate, was chosen for each arm from three values by the "
+    f"error as trained on {VALIDATION:,} training images, with seed {SEED}: `tuning.json` in the package has what was "
+    "tried. Final trainings have other seeds, all training images, and are measured on the test images once, after "
+    "the last step.",
+    "As trained is the error with the statistics that training has left, refreshed with statistics taken anew over 32 "
+    "batches with the final weights.",
+    "At equal time: BN takes as many more steps as its steps are faster by CPU seconds in the trainings that chose "
+    "the rates, with a schedule that is as much longer; the table of arms has the seconds of both. The ratio of the "
+    "small network is used for the medium one too, where the SVD layer weighs less: that favors BN.",
+    "OLR's controls have its rate of the stem times 0.1 and 0.4, and steps shortened at random as often and as much "
+    "in the mean as OLR shortened them in the training that chose its rate.",
+    "The interaction of solvers and orthogonal weights: what OW and MOW change, in the mean, with an approximate "
+    "gradient, less what they change with the exact one. Below 0, a better condition helps more where the gradient is"
+    " approximate.",
+    "NS is the Newton-Schulz iteration. MOW is orthogonal in the metric of its input, WI starts by whitening its "
+    "input; both are beyond the paper.",
+)
+
+
+def _not_tuned() -> tuple[str, ...]:
+    missing = [key for key in TUNED if key not in read_tuning()]
+    return (f"No rate was chosen for {', '.join(missing)}: they have that of all layers.",) if missing else ()
+
+
+TABLES: tuple[Table, ...] = (
+    Claims(
+        "cifar10-claims",
+        "The claims on full CIFAR-10",
+        "Each claim with the contrasts that settle it, on plain ConvNets, CIFAR-10, 32x32: does it hold, fail, make no "
+        "difference that matters, or cannot these trainings tell?",
+        CONTRASTS,
+        (
+            Measure("error", "Test error as trained (%)", "error"),
+            Measure("recalibrated", "Test error, refreshed (%)", "recalibrated_error"),
+            Measure("loss", "Test loss as trained", "loss"),
+        ),
+        {
+            "laptop": "small: width 32, 4 epochs",
+            "workstation": "medium: width 48, 10 epochs",
+            "paper": "width 48, 10 epochs",
+        },
+        (
+            FigurePlan("convergence", convergence, _METHODS),
+            FigurePlan("conditioning", conditioning, _METHODS),
+            FigurePlan("learning-rate", learning_rate, tuple(_method(key) for key in ("svd", "olr", "nog+ow+olr"))),
+        ),
+        (*_CHOSEN, *_not_tuned()),
+    ),
+)

@@ -1,0 +1,379 @@
+"""Claims and the contrasts that settle them: paired over seeds, corrected together, each with a verdict."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from orthocond.lab.config import Config, Scale, flatten, to_json
+from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.tables import statistics
+from orthocond.lab.tables.comparison import Experiment, FigurePlan, Measure, Outcome, label
+from orthocond.lab.tables.records import Record
+from orthocond.lab.tables.table import Material, Table
+from orthocond.lab.tables.text import grid, interval, number, p_value, spread, write_json
+
+_NOTES = (
+    "A contrast is a sum of arms with weights, seed by seed: arms of equal seed start from the same random numbers "
+    "and see the same images in the same order. Brackets are 95 % intervals of Student's t. The p-values are "
+    "corrected by Holm for all contrasts of the table that have two seeds or more.",
+    "Holds: significantly below 0, as is claimed. Fails: significantly above 0; for a claim of no difference, on "
+    "either side. Equivalent: not so, and the 90 % interval lies within the margin (two one-sided tests at 5 %, not "
+    "corrected). Cannot tell: none of these, or fewer than two seeds. The verdict goes by the first measure alone.",
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a contrast.
+
+    Attributes:
+        label: What it is called.
+        config: Gives its configuration at a scale, with a seed.
+    """
+
+    label: str
+    config: Callable[[Scale, int], Any]
+
+
+class Term(NamedTuple):
+    """An arm with its weight in a contrast."""
+
+    weight: float
+    arm: Arm
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of arms that should be below 0, or 0, if a claim holds.
+
+    Attributes:
+        claim: The claim, for people.
+        label: What is subtracted from what.
+        terms: The arms with their weights.
+        seeds: How many seeds are planned at each scale, from 0.
+        margin: Differences within ± this do not matter; None where the claim has none.
+        same: Whether the claim is that there is no difference.
+    """
+
+    claim: str
+    label: str
+    terms: tuple[Term, ...]
+    seeds: Mapping[Scale, int]
+    margin: float | None = None
+    same: bool = False
+
+
+@dataclass(frozen=True)
+class Claims(Table):
+    """A table whose rows are contrasts, each with a verdict.
+
+    At scale laptop it has the contrasts at all scales for which seeds are planned; at another scale all contrasts at
+    that one. Of the planned seeds it takes at most as many as are asked for.
+
+    Attributes:
+        contrasts: The rows.
+        measures: What counts; the verdict goes by the first.
+        setting: The network and the data at each scale, for people.
+        figures: What is drawn of arms, by their methods; `FigurePlan.rows` says of which.
+        notes: What a reader has to know.
+    """
+
+    contrasts: tuple[Contrast, ...]
+    measures: tuple[Measure, ...]
+    setting: Mapping[Scale, str]
+    figures: tuple[FigurePlan, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    label = staticmethod(label)
+
+    def rows(self, scale: Scale, seeds: int) -> Iterator[tuple[Contrast, Scale, int]]:
+        """The contrasts with the scale and the number of seeds of each."""
+        for contrast in self.contrasts:
+            planned = dict(contrast.seeds) if scale == "laptop" else {scale: max(contrast.seeds.values())}
+            for where, count in planned.items():
+                yield contrast, where, min(count, seeds)
+
+    def configs(self, scale: Scale, seeds: int) -> list[Config]:
+        """All arms of a seed before those of the next, none twice."""
+        found = (
+            term.arm.config(where, seed)
+            for seed in range(seeds)
+            for contrast, where, count in self.rows(scale, seeds)
+            if seed < count
+            for term in contrast.terms
+        )
+        return list(dict.fromkeys(found))
+
+    def write(self, folder: Path, material: Material) -> None:
+        """Write table.md, table.json, table.csv and the figures."""
+        from orthocond.lab.tables.drawing import save
+
+        rows = [self._row(*each, material) for each in self.rows(material.scale, material.seeds)]
+        for measure in self.measures:
+            _judge(rows, measure.name)
+        figures = []
+        for name, figure in self._draw(rows, material):
+            save(figure, folder / name)
+            figures.append(name)
+        content = {
+            "table": self.name,
+            "title": self.title,
+            "text": self.text,
+            "scale": material.scale,
+            "seeds": material.seeds,
+            "measures": [asdict(measure) for measure in self.measures],
+            "contrasts": rows,
+            "arms": self._arms(material),
+            "verdict": _sentences(rows, self.measures[0]),
+            "figures": figures,
+            "notes": [*self.notes, *_NOTES, *material.remarks],
+        }
+        write_json(content, folder / "table.json")
+        write_atomically(folder / "table.csv", _csv(content).encode())
+        write_atomically(folder / "table.md", self._markdown(content).encode())
+
+    def _row(self, contrast: Contrast, scale: Scale, count: int, material: Material) -> dict[str, Any]:
+        measures: dict[str, Any] = {}
+        for measure in self.measures:
+            values = {s: v for s in range(count) if (v := _value(contrast, scale, s, measure, material)) is not None}
+            measures[measure.name] = {"seeds": list(values), "values": list(values.values())}
+        return {
+            "claim": contrast.claim,
+            "contrast": contrast.label,
+            "scale": scale,
+            "setting": self.setting.get(scale, scale),
+            "planned": contrast.seeds.get(scale, count),
+            "margin": contrast.margin,
+            "same": contrast.same,
+            "arms": [{"weight": term.weight, "label": term.arm.label} for term in contrast.terms],
+            "measures": measures,
+        }
+
+    def _arms(self, material: Material) -> list[dict[str, Any]]:
+        """What each arm reached by itself, and how to train it."""
+        found: dict[str, dict[str, Any]] = {}
+        for contrast, scale, count in self.rows(material.scale, material.seeds):
+            for term in contrast.terms:
+                configs = [term.arm.config(scale, seed) for seed in range(count)]
+                records = [r for c in configs if (r := material.records.get(c)) is not None and r.finished]
+                row = {
+                    "label": term.arm.label,
+                    "scale": scale,
+                    "seeds": [record.config.seed for record in records],
+                    "stopped": [c.seed for c in configs if c in material.records and not material.records[c].finished],
+                    "measures": {m.name: _center([m.of(record) for record in records]) for m in self.measures},
+                    "cpu_seconds": _center([cpu_seconds(record) for record in records]),
+                    "command": command(configs[0]),
+                }
+                known = found.setdefault(row["command"], row)
+                if len(row["seeds"]) > len(known["seeds"]):  # other contrasts may have more seeds of it
+                    found[row["command"]] = row
+        return list(found.values())
+
+    def _draw(self, rows: Sequence[dict[str, Any]], material: Material) -> Iterator[tuple[str, Any]]:
+        from orthocond.lab.tables.figures import verdicts
+
+        if (figure := verdicts(rows, self.measures[0])) is not None:
+            yield "claims", figure
+        if not self.figures:
+            return
+        outcomes = []
+        for scale in dict.fromkeys(row["scale"] for row in rows):
+            records: dict[Any, list[Record]] = {}
+            for config in self.configs(material.scale, material.seeds):
+                if config.scale == scale and (record := material.records.get(config)) is not None:
+                    records.setdefault(config.method, []).append(record)
+            outcomes.append(Outcome(self, Experiment(self.setting.get(scale, scale), "", {}), records, {}))
+        for plan in self.figures:
+            shown = [o for o in outcomes if any(o.records.get(row) for row in plan.rows or ())]
+            if shown and (figure := plan.draw(shown, plan.rows or ())) is not None:
+                yield plan.name, figure
+
+    def _markdown(self, content: dict[str, Any]) -> str:
+        first, *others = self.measures
+        head = [
+            "claim",
+            "contrast",
+            "verdict",
+            f"{first.title} [95 %]",
+            "p (Holm)",
+            "within the margin?",
+            "seeds",
+            "scale",
+        ]
+        rows = [
+            [
+                row["claim"],
+                row["contrast"],
+                f"**{row['verdict']}**",
+                interval(found := row["measures"][first.name].get("difference")),
+                p_value((found or {}).get("p_holm")),
+                _within(row, first.name),
+                _seeds(row, first.name),
+                row["setting"],
+            ]
+            for row in content["contrasts"]
+        ]
+        parts = [f"# {content['title']}", content["text"], grid(head, rows)]
+        if others:
+            parts += ["## The other outcomes", _others(content, others)]
+        parts += ["## Arms", _arm_grid(content, self.measures)]
+        parts += [f"![{name}]({name}.png)" for name in content["figures"]]
+        parts += ["## Notes", "\n".join(f"- {note}" for note in content["notes"])]
+        return "\n\n".join(parts) + "\n"
+
+
+def cpu_seconds(record: Record) -> float | None:
+    """Seconds of the processor in all steps of a training; lines of metrics have the mean since the line before.
+
+    Steps after the last line that has a time count like those before it.
+    """
+    steps, means = record.series("step_cpu_seconds")
+    if not steps:
+        return None
+    starts = [0, *steps[:-1]]
+    total = sum(mean * (end - start) for start, end, mean in zip(starts, steps, means, strict=True))
+    return total + (record.metrics[-1]["step"] - steps[-1]) * means[-1]
+
+
+def command(config: Config) -> str:
+    """The command of one training, with the settings that differ from its preset."""
+    from orthocond.lab.experiments import preset
+
+    base, mine = flatten(to_json(preset(config.preset, config.scale))), flatten(to_json(config))
+    words = ["orthocond train", config.preset]
+    words += [] if config.scale == "laptop" else ["--scale", config.scale]
+    for name, value in mine.items():
+        if name != "seed" and value != base[name]:
+            shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words += ["--method" if name == "method.name" else f"--{name.replace('_', '-')}", shown]
+    return " ".join([*words, "--seed", str(config.seed)])
+
+
+def _value(contrast: Contrast, scale: Scale, seed: int, measure: Measure, material: Material) -> float | None:
+    """The contrast of one seed; None if an arm is missing, stopped or not measured."""
+    total = 0.0
+    for weight, arm in contrast.terms:
+        record = material.records.get(arm.config(scale, seed))
+        value = measure.of(record) if record is not None and record.finished else None
+        if value is None:
+            return None
+        total += weight * value
+    return total
+
+
+def _judge(rows: Sequence[dict[str, Any]], name: str) -> None:
+    """Add differences, equivalence, corrected p-values, and with the first measure verdicts."""
+    for row in rows:
+        cell = row["measures"][name]
+        values = cell["values"]
+        cell["difference"] = asdict(statistics.paired(values, [0.0] * len(values))) if values else None
+        found = statistics.equivalence(values, row["margin"]) if values and row["margin"] else None
+        cell["equivalence"] = None if found is None else asdict(found)
+    tested = [d for row in rows if (d := row["measures"][name]["difference"]) and d["p"] is not None]
+    for difference, p in zip(tested, statistics.holm([d["p"] for d in tested]), strict=True):
+        difference["p_holm"] = p
+    for row in rows:
+        cell = row["measures"][name]
+        row.setdefault("verdict", _verdict(cell["difference"], cell["equivalence"], same=row["same"]))
+
+
+def _verdict(difference: Mapping[str, Any] | None, equivalence: Mapping[str, Any] | None, *, same: bool) -> str:
+    if difference is None or difference["p"] is None:
+        return "cannot tell"
+    within = equivalence is not None and equivalence["p"] < statistics.LEVEL
+    significant = difference["p_holm"] < statistics.LEVEL
+    if within and (same or not significant):
+        return "equivalent within the margin"
+    if not significant:
+        return "cannot tell"
+    return "holds" if difference["mean"] < 0 and not same else "fails"
+
+
+def _sentences(rows: Sequence[Mapping[str, Any]], measure: Measure) -> list[str]:
+    """The verdicts in words, a sentence for each kind."""
+    words = {
+        "holds": "These hold",
+        "fails": "These fail",
+        "equivalent within the margin": "No difference that matters",
+        "cannot tell": "Not settled",
+    }
+    found = []
+    for verdict, start in words.items():
+        names = dict.fromkeys(
+            f"{r['claim']} ({r['contrast']}, {r['setting']})" for r in rows if r["verdict"] == verdict
+        )
+        if names:
+            found.append(f"{start}, by {measure.title.lower()}: {'; '.join(names)}.")
+    return found
+
+
+def _center(values: Sequence[float | None]) -> dict[str, Any]:
+    known = [value for value in values if value is not None]
+    if not known:
+        return {"mean": None, "std": None, "median": None}
+    return {"mean": statistics.mean(known), "std": statistics.std(known), "median": median(known)}
+
+
+def _digits(measure: Measure) -> int:
+    return 2 if "%" in measure.title else 4
+
+
+def _within(row: Mapping[str, Any], name: str) -> str:
+    found = row["measures"][name]["equivalence"]
+    if found is None:
+        return "–"
+    ends = f"[{number(found['low'], sign=True)}, {number(found['high'], sign=True)}]"
+    return f"{'yes' if found['p'] < statistics.LEVEL else 'no'}: {ends} in ±{row['margin']:g}"
+
+
+def _seeds(row: Mapping[str, Any], name: str) -> str:
+    count = len(row["measures"][name]["seeds"])
+    return str(count) if count == row["planned"] else f"{count} of {row['planned']}"
+
+
+def _others(content: Mapping[str, Any], measures: Sequence[Measure]) -> str:
+    head = ["contrast", "scale"]
+    for measure in measures:
+        head += [f"{measure.title} [95 %]", "p (Holm)"]
+    rows = []
+    for row in content["contrasts"]:
+        line = [row["contrast"], row["setting"]]
+        for measure in measures:
+            found = row["measures"][measure.name]["difference"]
+            line += [interval(found, digits=_digits(measure)), p_value((found or {}).get("p_holm"))]
+        rows.append(line)
+    return grid(head, rows)
+
+
+def _arm_grid(content: Mapping[str, Any], measures: Sequence[Measure]) -> str:
+    head = ["arm", *(m.title for m in measures), "CPU seconds", "seeds", "command"]
+    rows = []
+    for arm in content["arms"]:
+        seeds = str(len(arm["seeds"])) + (f", {len(arm['stopped'])} stopped" if arm["stopped"] else "")
+        cells = [spread(arm["measures"][m.name], digits=_digits(m)) for m in measures]
+        seconds = number(arm["cpu_seconds"]["median"], 0)
+        rows.append([arm["label"], *cells, seconds, seeds, f"`{arm['command']}`"])
+    return grid(head, rows)
+
+
+def _csv(content: Mapping[str, Any]) -> str:
+    """A line for each contrast, numbers in full."""
+    lines: list[dict[str, Any]] = []
+    for row in content["contrasts"]:
+        line = {key: row[key] for key in ("claim", "contrast", "scale", "verdict", "planned", "margin")}
+        for name, cell in row["measures"].items():
+            found, near = cell["difference"] or {}, cell["equivalence"] or {}
+            line[f"{name}_seeds"] = len(cell["seeds"])
+            line |= {f"{name}_{key}": found.get(key) for key in ("mean", "low", "high", "p", "p_holm", "p_exact")}
+            line |= {f"{name}_equivalence_{key}": near.get(key) for key in ("low", "high", "p")}
+        lines.append(line)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()
