@@ -160,7 +160,7 @@ class Claims(Table):
             for term in contrast.terms:
                 configs = [term.arm.config(scale, seed) for seed in range(count)]
                 records = [r for c in configs if (r := material.records.get(c)) is not None and r.finished]
-                row = {
+                row: dict[str, Any] = {
                     "label": term.arm.label,
                     "scale": scale,
                     "seeds": [record.config.seed for record in records],

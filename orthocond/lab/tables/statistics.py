@@ -95,7 +95,7 @@ def equivalence(differences: Sequence[float], margin: float) -> Equivalence | No
     Example:
         >>> found = equivalence([0.1, -0.1, 0.2, 0.0], 0.5)
         >>> print(f"[{found.low:.2f}, {found.high:.2f}], p = {found.p:.4f}")
-        [-0.10, 0.20], p = 0.0039
+        [-0.10, 0.20], p = 0.0030
     """
     spread = std(differences)
     if spread is None:
