@@ -284,10 +284,13 @@ def _curves(table: WrittenTable, experiment: Row) -> list[Block]:
 
 def _figures(folder: Path, names: Sequence[str]) -> list[Picture]:
     """Pictures that are no charts: traversals and effects. The charts are made anew, with hover."""
-    shown = [name for name in names if name.startswith(("traversals", "effects", "predictability"))]
+    return _pictures(folder, [name for name in names if name.startswith(("traversals", "effects", "predictability"))])
+
+
+def _pictures(folder: Path, names: Sequence[str]) -> list[Picture]:
     return [
         Picture(file.read_bytes(), name.replace("-", " "), f"Figure {name} of the table.", wide=True)
-        for name in shown
+        for name in names
         if (file := folder / f"{name}.png").is_file()
     ]
 
@@ -326,6 +329,7 @@ def _reproduce(content: Mapping[str, Any]) -> list[Code]:
 def _plain_page(table: WrittenTable, text: str) -> Page:
     content = table.content
     sections = [Section(title or "Numbers", grids) for title, grids in _markdown(table.markdown)]
+    sections.append(Section("Figures", _pictures(table.folder, content.get("figures") or [])))
     notes = content.get("notes") or []
     command = [Code("Make it again:", f"orthocond table {content.get('table', table.folder.name)}")]
     sections += [Section("What to know", [Items(notes)] if notes else []), Section("How to reproduce it", command)]
@@ -334,6 +338,8 @@ def _plain_page(table: WrittenTable, text: str) -> Page:
 
 
 def _plain_verdict(content: Mapping[str, Any]) -> list[str]:
+    if "verdict" in content:
+        return list(content["verdict"])
     if "rows" in content:
         rows = [row for row in content["rows"] if row.get("ours")]
         slow = max(rows, key=lambda row: row["ours"]["total"])
