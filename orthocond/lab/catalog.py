@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 
-from orthocond.lab.classification import claims, full_size, stale, timing
+from orthocond.lab.classification import claims, full_size, stale, stress, timing
 from orthocond.lab.classification import tables as classification
 from orthocond.lab.config import Config, Scale
 from orthocond.lab.experiments import task_of
@@ -18,7 +18,7 @@ from orthocond.lab.text import nearest
 
 TABLES: dict[str, Table] = {
     table.name: table
-    for module in (classification, claims, stale, generation, full_size, timing)
+    for module in (classification, claims, stale, generation, full_size, timing, stress)
     for table in module.TABLES  # in the order of the paper
 }
 """All tables by name; a new one is listed here by its module."""
