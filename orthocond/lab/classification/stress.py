@@ -261,7 +261,7 @@ def _try(
         failed = not all(map(_is_finite, errors))
     except (RuntimeError, ValueError):  # LinAlgError is a RuntimeError
         errors, failed = [float("inf")] * 2, True
-    return _Found(*errors, failed, solver_failures.count - before)
+    return _Found(errors[0], errors[1], failed, solver_failures.count - before)
 
 
 def _is_finite(value: float) -> bool:
