@@ -24,6 +24,12 @@ TINY = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _without_vega(monkeypatch):
+    """Bundling Vega takes seconds."""
+    monkeypatch.setattr("orthocond.lab.report.write._vega", lambda: "/* Vega */")
+
+
 @pytest.fixture
 def runs(tmp_path):
     return tmp_path / "runs"
@@ -41,15 +47,16 @@ def test_train_prints_folder_progress_and_result(runs, capsys):
     assert folder.name == "00000-dbn-sprites-small-nog+ow+olr-seed1"
     assert any(line.startswith("nog+ow+olr: step 2 of 4") and "steps/s" in line for line in lines)
     last = Run.open(folder).metrics()[-1]
-    assert lines[-1].startswith("Result after 4 steps")
-    assert f"error {last['error']:.4g}, " in lines[-1]
+    assert lines[-2].startswith("Result after 4 steps")
+    assert f"error {last['error']:.4g}, " in lines[-2]
+    assert lines[-1] == f"Report: {folder / 'report.html'}"
     config = experiments.read_config(Run.open(folder).config)
     assert (config.method.name, config.seed, config.data.limit) == ("nog+ow+olr", 1, 32)
 
 
-def test_quiet_prints_folder_and_result_alone(runs, capsys):
+def test_quiet_prints_folder_result_and_report_alone(runs, capsys):
     assert orthocond(*TINY, "--runs", runs, "--quiet") == 0
-    assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["Run:", "Result"]
+    assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["Run:", "Result", "Report:"]
 
 
 def test_ctrl_c_saves_and_resume_ends_as_if_nothing_had_been(runs, capsys, monkeypatch):
@@ -80,7 +87,7 @@ def test_resume_finds_the_run_of_the_same_settings(runs, capsys):
     assert len(list(runs.iterdir())) == 2
     capsys.readouterr()
     assert orthocond("train", "--resume", 1, "--runs", runs) == 0  # finished: nothing is trained
-    run, *_, result = capsys.readouterr().out.splitlines()
+    run, *_, result, _ = capsys.readouterr().out.splitlines()
     assert run.endswith("seed5")
     assert result.startswith("Result")
     assert orthocond("train", "--resume", 1, "--runs", runs, "--schedule.lr", 3) == 2
@@ -91,8 +98,17 @@ def test_resume_finds_the_run_of_the_same_settings(runs, capsys):
 
 def test_a_run_that_could_not_begin_leaves_no_folder(runs, capsys):
     assert orthocond(*TINY, "--runs", runs, "--data", "cifar1000", "--data.noise", 0, "--data-root", runs) == 1
-    assert "Did you mean 'cifar100'?" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "Did you mean 'cifar100'?" in captured.err
+    assert captured.out == ""  # no folder is announced that is then removed
     assert not list(runs.iterdir())
+
+
+def test_missing_data_names_the_option(runs, capsys):
+    assert orthocond("train", "dbn-cifar10-resnet50", "--runs", runs, "--data-root", runs) == 1
+    error = capsys.readouterr().err
+    assert "`orthocond data get cifar10` gets it" in error
+    assert "give --data-root (in Python: root=...)" in error
 
 
 def test_a_loss_that_is_not_finite_ends_with_code_3_and_a_diagnosis(runs, capsys):
@@ -117,8 +133,30 @@ def test_a_network_of_the_user_in_the_current_directory(runs, tmp_path, monkeypa
     (folder,) = runs.iterdir()
     assert Run.open(folder).metrics()[0]["rank"] == 8
     _only_on_request(folder, tmp_path, monkeypatch, capsys)
-    assert orthocond(*TINY, "--runs", runs, "--model", "my_network:small") == 1
-    assert "there is no module my_network" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("my_network:small", "there is no module my_network"),
+        ("my_networks:big", "my_networks has no big"),
+        ("my_networks:nothing", "my_networks:nothing has to return a torch.nn.Module; it returned int"),
+        ("my_networks:alone", "has to be a function of one argument, the number of classes: too many positional"),
+        ("my_networks:plain", "has 0 SVD layers. Name the one to treat"),
+    ],
+)
+def test_a_wrong_function_is_bad_usage(runs, tmp_path, monkeypatch, capsys, function, words):
+    (tmp_path / "my_networks.py").write_text(
+        "from torch import nn\ndef nothing(classes): return 3\ndef alone(): pass\n"
+        "def plain(classes): return nn.Linear(3, classes)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_networks", raising=False)
+    assert orthocond(*TINY, "--runs", runs, "--model", function) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.out == ""
+    monkeypatch.delitem(sys.modules, "my_networks", raising=False)
 
 
 def _only_on_request(folder, tmp_path, monkeypatch, capsys):
@@ -134,7 +172,7 @@ def _only_on_request(folder, tmp_path, monkeypatch, capsys):
             assert "my_networks:small would be imported and called" in error
             assert "--allow-import my_networks:small" in error
     assert not (tmp_path / "imported").exists()
-    assert orthocond("evaluate", folder, "--allow-import", "my_networks:small") == 1
+    assert orthocond("evaluate", folder, "--allow-import", "my_networks:small") == 2
     assert "small of my_networks is no function" in capsys.readouterr().err
     assert (tmp_path / "imported").exists()
 
@@ -146,12 +184,16 @@ def test_presets_for_images_of_your_own(runs, tmp_path, capsys):
     small = ("--data.resize", 18, "--data.size", 16, "--schedule.batch-size", 4, "--quiet", "--runs", runs)
     network = ("--model.depths", 1, "--model.width", 4, "--data.in-memory", 18, "--schedule.epochs", 1)
     assert orthocond("train", "dbn-images", "--data", tmp_path / "mine", *small, *network) == 0
-    gan = ("--model.channels", 8, 8, 4, "--schedule.steps", 2, "--no-evaluate")
+    gan = ("--model.channels", 8, 8, 4, "--schedule.steps", 2, "--no-evaluate", "--no-report")
     assert orthocond("train", "gan-images", "--data", tmp_path / "mine", *small, *gan) == 0
     assert [run.status.state for run, _ in find_runs(runs)] == ["finished", "finished"]
     capsys.readouterr()
-    assert orthocond("train", "dbn-images", "--data-root", tmp_path, "--runs", runs) == 1
-    assert "no data set or path 'images'" in capsys.readouterr().err
+    for preset, words in (
+        ("dbn-images", "dbn-images trains on images of your own: give --data FOLDER, with a subfolder for each class."),
+        ("gan-images", "gan-images trains on images of your own: give --data FOLDER."),
+    ):
+        assert orthocond("train", preset, "--data-root", tmp_path, "--runs", runs) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("preset", "known"), [("dbn-cifar100-resnet50", False), ("gan-celeba", True)])
@@ -159,7 +201,10 @@ def test_dry_run_without_the_data(preset, known, tmp_path, capsys):
     small = ("--schedule.batch-size", 2, "--data-root", tmp_path)
     assert orthocond("train", preset, "--dry-run", *small) == 0
     text = capsys.readouterr().out
-    assert "Data: missing, so that steps are timed with sprites." in text
+    assert "The data is missing, and steps are timed with sprites" in text
+    assert ("parameters unknown without the data" in text) != known
+    assert ("parameters in the generator" in text) == known
+    assert "of 12 classes" not in text
     assert ("Steps: 750" in text) == known
     assert ("Time: about" in text) == known
     assert "ms a step" in text
@@ -330,7 +375,7 @@ def test_table_passes_everything_on_and_prints_the_table(option, train, tmp_path
     monkeypatch.setattr(tables, "make", make)
     monkeypatch.setattr(tables, "plan", lambda *_, **__: [config])
     options = ("--scale", "paper", "--seeds", 3, "--jobs", 2, "--runs", tmp_path, "--out", tmp_path / "o")
-    assert orthocond("table", "gcp", *options, option) == 0
+    assert orthocond("table", "gcp", *options, option, "--no-report") == 0
     del asked["progress"]
     names = {"name": "gcp", "scale": "paper", "seeds": 3, "jobs": 2, "train": train}
     assert asked == names | {"runs": tmp_path, "out": tmp_path / "o", "data_root": None}

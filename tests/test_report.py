@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shlex
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from orthocond.lab import experiments
 from orthocond.lab.config import to_json
 from orthocond.lab.report import write, write_report
 from orthocond.lab.report.problems import problems
-from orthocond.lab.report.sources import group, read, read_run, singular_values, train_command
+from orthocond.lab.report.sources import (
+    group,
+    initial_singular_values,
+    read,
+    read_run,
+    singular_values,
+    train_command,
+)
 from orthocond.lab.report.tabled import verdict as table_verdict
 from orthocond.lab.report.verdict import next_steps, verdict
 from orthocond.lab.runs import Run
@@ -43,24 +51,25 @@ def config(method="svd", seed=0, preset="dbn-sprites-small", **changes):
     return values
 
 
-def classifier(root, method="svd", seed=0, *, error=20.0, state="finished", kappa=100.0, failures=0, **changes):
+def classifier(
+    root, method="svd", seed=0, *, error=20.0, state="finished", kappa=100.0, failures=0, pace=50, **changes
+):
     run = Run.create(root, f"dbn-sprites-small-{method}-seed{seed}", config(method, seed, **changes))
     for step in range(1, 9):
         facts = {"condition": kappa * step, "weight_condition": 4.0, "rank": 27, "solver_failures": failures}
-        run.log(step, 0, loss=3.0 / step, lr=0.1, timing={"step_seconds": 0.5}, **facts)
-    run.log(
-        8, 1, error=error, val_loss=0.7, solver_failures=failures, **({"finished": True} if state == "finished" else {})
-    )
-    run.set_status(state, 8, "The loss is nan at step 9" if state == "diverged" else "")
+        run.log(pace * step, 0, loss=3.0 / step, lr=0.1, timing={"step_seconds": 0.5}, **facts)
+    end = {"finished": True} if state == "finished" else {}
+    run.log(8 * pace, 1, error=error, val_loss=0.7, solver_failures=failures, **end)
+    run.set_status(state, 8 * pace, "The loss is nan at step 401" if state == "diverged" else "")
     return run.path
 
 
-def gan(root, discriminator=lambda step: 1.0 + 0.1 * (step % 3), evaluation=None):
+def gan(root, discriminator=lambda step: 1.0 + 0.1 * (step % 3), evaluation=None, **signs):
     run = Run.create(root, "gan-sprites-none-seed0", config("none", preset="gan-sprites"))
     for step in range(1, 25):
         facts = {"condition": 1.0 + step, "conditions": [1.0 + step], "largest": [1.0 + step], "smallest": [1.0]}
-        run.log(step, 0, discriminator_loss=discriminator(step), generator_loss=0.7, **facts)
-    run.set_status("finished", 24)
+        run.log(10 * step, 0, discriminator_loss=discriminator(step), generator_loss=0.7, **facts, **signs)
+    run.set_status("finished", 240)
     for step in (5, 10):
         (run.figures / f"samples-{step:07d}.png").write_bytes(PIXEL)
     (run.figures / "traversal-axes.png").write_bytes(PIXEL)
@@ -105,7 +114,7 @@ def words(*paths):
 def test_verdict_of_one_run(tmp_path):
     lines = words(classifier(tmp_path))
     assert len(lines) == 3
-    assert lines[0] == "This training finished after 8 steps, with 20.00 % error on held-out images."
+    assert lines[0] == "This training finished after 400 steps, with 20.00 % error on held-out images."
     # The last two of eight lines are 700 and 800.
     assert "κ(P + εI) is 750 in the last quarter, 7.5 times larger than at the start" in lines[1]
     assert "κ(W) is 4 in the last quarter, about the same as at the start" in lines[1]
@@ -143,6 +152,42 @@ def test_unfinished_runs_are_not_compared(tmp_path):
     assert "90" not in line
     assert "no other was measured" in line
     assert last == "Not all is done: of 2 trainings 1 unfinished; see the warnings below."
+
+
+def test_an_error_has_the_interval_of_its_images(tmp_path):
+    run = classifier(tmp_path)
+    facts = {"step": 400, "error": 20.0, "recalibrated_error": 20.0, "classes": 12, "images": 1000}
+    (run / "evaluation.json").write_text(json.dumps(facts))
+    # Of Wilson; scipy.stats.binomtest(200, 1000).proportion_ci(method="wilson") gives 0.17637 and 0.22592.
+    assert "20.00 % error on held-out images (95 % interval 17.6 to 22.6 %, from 1,000 images of one" in words(run)[0]
+
+
+def test_too_few_steps_tell_nothing(tmp_path):
+    a, b = (classifier(tmp_path, method, error=e, pace=5) for method, e in (("svd", 20.0), ("nog", 10.0)))
+    assert words(a)[0].endswith("Nothing can be told from that: 40 steps are too few.")
+    assert words(a, b)[0] == (
+        "Nothing can be told about which is better: 40 steps are too few. Error on held-out images: svd 20.00 % and "
+        "nog 10.00 %."
+    )
+    assert "Nothing can be told from this training: 40 steps are too few." in opened(a).text
+    assert "too few" not in opened(classifier(tmp_path)).text
+
+
+@pytest.mark.parametrize(("error", "told"), [(91.0, True), (89.9, False)])
+def test_an_error_of_guessing_tells_nothing(tmp_path, error, told):
+    # Guessing among 12 classes gives 91.67 %, and with 1,000 images 90.23 or less in 5 % of the cases.
+    run = classifier(tmp_path, error=error)
+    facts = {"step": 400, "error": error, "recalibrated_error": error, "classes": 12, "images": 1000}
+    (run / "evaluation.json").write_text(json.dumps(facts))
+    assert ("no error is better than that of guessing, 91.7 %" in words(run)[0]) == told
+
+
+def test_many_short_seeds_are_not_called_sure(tmp_path):
+    paths = [classifier(tmp_path, "svd", seed, error=20.0 + seed, pace=5) for seed in range(4)]
+    paths += [classifier(tmp_path, "nog", seed, error=18.0 + seed, pace=5) for seed in range(4)]
+    groups = group(read(paths))
+    assert "chance can explain" not in verdict(groups)[0]
+    assert "NearestOrthogonal" not in next_steps(groups, None)[-1].code
 
 
 def test_conditions_name_both_ends(tmp_path):
@@ -193,9 +238,33 @@ def test_a_dead_discriminator_is_found(tmp_path):
     assert not any("discriminator" in text for text in problems(read_run(alive)))
 
 
+@pytest.mark.parametrize(
+    ("signs", "text"),
+    [
+        ({"cannot_tell": 0.9}, "The discriminator is dead: in 90 % of the steps"),
+        ({"cannot_tell": 0.1, "sample_spread": 0.04}, "The samples have collapsed"),
+        ({"olr_at_floor": 0.96}, "OLR took its floor in 96 % of the steps"),
+    ],
+)
+def test_signs_that_were_logged_are_told(tmp_path, signs, text):
+    run = gan(tmp_path, **signs)
+    assert any(problem.startswith(text) for problem in problems(read_run(run)))
+    assert text in opened(run).text
+    healthy = {"cannot_tell": 0.2, "sample_spread": 0.8, "olr_at_floor": 0.3}
+    assert problems(read_run(gan(tmp_path / "healthy", **healthy))) == []
+
+
+def test_a_broken_game_is_not_compared(tmp_path):
+    found = {"directions": {"axes": {"mig": 0.25}}, "step": 240}
+    a = gan(tmp_path, evaluation=found, cannot_tell=1.0)
+    b = gan(tmp_path, evaluation=found | {"directions": {"axes": {"mig": 0.5}}}, cannot_tell=0.0)
+    line = words(a, b)[0]
+    assert line.startswith("Nothing can be told about which is better: the game of 1 of 2 trainings")
+
+
 def test_stale_statistics_are_told(tmp_path):
     run = classifier(tmp_path)
-    (run / "evaluation.json").write_text(json.dumps({"step": 8, "error": 20.0, "recalibrated_error": 15.0}))
+    (run / "evaluation.json").write_text(json.dumps({"step": 400, "error": 20.0, "recalibrated_error": 15.0}))
     assert any("20.0 % as trained and 15.0 % with statistics taken anew" in text for text in problems(read_run(run)))
 
 
@@ -203,7 +272,7 @@ def test_an_evaluation_of_an_earlier_step_is_left_out_and_told(tmp_path):
     run = gan(tmp_path, lambda step: 1.0, evaluation={"step": 5, "condition": 2.0})
     training = read_run(run)
     assert training.evaluation is None
-    assert any("is of step 5 and the run ended at step 24" in text for text in training.trouble)
+    assert any("is of step 5 and the run ended at step 240" in text for text in training.trouble)
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "status.json", "evaluation.json"])
@@ -255,7 +324,7 @@ def test_back_ticks_become_code(tmp_path):
 
 
 def test_pictures_spectra_and_the_explorer_of_a_gan(tmp_path):
-    evaluation = {"step": 24, "singular_values": [[3.0, 2.0, 1.5]], "directions": {"axes": {"mig": 0.25}}}
+    evaluation = {"step": 240, "singular_values": [[3.0, 2.0, 1.5]], "directions": {"axes": {"mig": 0.25}}}
     run = gan(tmp_path, evaluation=evaluation)
     text = write_report(run).read_text(encoding="utf-8")
     page = Page(text)
@@ -275,6 +344,36 @@ def test_singular_values_of_the_stem_in_the_checkpoint(tmp_path):
     Run.open(path).save({"model": {"conv1.weight": weight}}, 9)
     (found,) = singular_values(read_run(path))
     torch.testing.assert_close(torch.tensor(found), torch.linalg.svdvals(weight.flatten(1)))
+
+
+def test_spectra_before_and_after(tmp_path):
+    run = classifier(tmp_path)
+    facts = {"singular_values": [[3.0, 1.5]], "initial_singular_values": [[5.0, 1.0]]}
+    (run / "evaluation.json").write_text(json.dumps({"step": 400, "error": 20.0, "recalibrated_error": 20.0} | facts))
+    page = opened(run)
+    assert "Singular values of the treated weight before and after the training" in page.text
+    assert "svd, before: from 1 to 5, κ = 5 and svd, after: from 1.5 to 3, κ = 2" in page.text
+
+
+def test_the_weight_of_a_gan_before_its_training_is_that_of_its_seed(tmp_path):
+    from orthocond.lab.config import read_config
+    from orthocond.lab.generation.networks import prepare
+
+    training = read_run(gan(tmp_path))
+    before = torch.get_rng_state()
+    (found,) = initial_singular_values(training)
+    assert torch.equal(torch.get_rng_state(), before)
+    weight = prepare(read_config(training.config)).generator.first_projection.weight
+    torch.testing.assert_close(torch.tensor(found), torch.linalg.svdvals(weight.detach().flatten(1)))
+    changed = {**training.config, "model": {**training.config["model"], "name": "package.module:function"}}
+    assert initial_singular_values(replace(training, config=changed)) == []
+
+
+def test_quantities_can_be_left_out(tmp_path):
+    run = classifier(tmp_path)
+    assert "Time of a step" in opened(run).text
+    text = write_report(run, leave_out=["step_seconds"]).read_text(encoding="utf-8")
+    assert "Time of a step" not in text
 
 
 def test_a_parametrized_stem_is_not_taken_for_a_weight(tmp_path):
@@ -435,6 +534,19 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert run("report", "0", "--runs", tmp_path / "runs", "--out", tmp_path / "r.html", "--no-open") == 0
     assert (tmp_path / "r.html").is_file()
     assert len(opened) == 1
+
+
+def test_compare_is_the_report_of_two_runs(tmp_path, monkeypatch, capsys):
+    for method in ("svd", "nog"):
+        classifier(tmp_path / "runs", method)
+    options = ("--runs", tmp_path / "runs", "--no-open")
+    assert run("compare", 0, 1, *options, "--out", tmp_path / "c.html") == 0
+    assert run("report", 0, 1, *options, "--out", tmp_path / "r.html") == 0
+    assert (tmp_path / "c.html").read_bytes() == (tmp_path / "r.html").read_bytes()
+    assert "<h1>svd against nog</h1>" in (tmp_path / "c.html").read_text()
+    capsys.readouterr()
+    assert run("compare", 0, *options) == 2
+    assert "SECOND" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

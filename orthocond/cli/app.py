@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[..., int | None] | None] = {
     "traverse": traverse.traverse,
     "explore": explore.explore,
     "report": report.report,
+    "compare": report.compare,
     "table": table.table,
     "bench": bench.bench,
     "list": listing.list_,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from orthocond.cli.report import add_report
 from orthocond.cli.runs import find_run
 from orthocond.cli.terminal import make_table
 from orthocond.lab.config import read_config
@@ -23,6 +24,7 @@ def evaluate(
     runs: Path = Path("runs"),
     data_root: Path | None = None,
     allow_import: str | None = None,
+    report: bool = True,
     quiet: bool = False,
 ) -> None:
     """Evaluate the newest checkpoint of a run, and write what comes out to evaluation.json in its folder.
@@ -37,6 +39,7 @@ def evaluate(
         runs: Folder of the runs.
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
         allow_import: Function of a network that the run may import and call, as its configuration names it.
+        report: Whether to write the report of the run.
         quiet: Show no progress.
     """
     from orthocond.lab.display import Display
@@ -48,6 +51,8 @@ def evaluate(
         evaluate_run(found, root=data_root, allow_import=allow_import, progress=lambda state: display(0, state))
     show_scores(found)
     print(f"Written to {printable(found.path / EVALUATION)}")
+    if report:
+        add_report(found.path, allow_import)
 
 
 def show_scores(run: "Run") -> None:

@@ -35,17 +35,13 @@ def show(config: Config, root: str | None) -> int:
         missing, data = error, task.stand_in(config)
     with tempfile.TemporaryDirectory() as folder:
         made = task(config, data, make_accelerator(config.precision, Run.create(folder, "plan", config)))
-    data_line, *lines = made.sizes()
-    steps: int | None = made.steps
+    console.print("\n".join(["", *made.sizes(stand_in=missing is not None)]), markup=False)
     if missing is not None:
-        data_line = f"Data: missing, so that steps are timed with sprites. {printable(missing)}"
-        if steps != config.schedule.steps:
-            steps, lines = None, [line for line in lines if not line.startswith("Steps")]
-    console.print("\n".join(["", data_line, *lines]), markup=False)
+        console.print(f"The data is missing, and steps are timed with sprites: {printable(missing)}", markup=False)
     seconds = estimate(config)
-    each = f"{1e3 * seconds:.0f} ms a step"
+    steps = made.steps if missing is None or made.steps == config.schedule.steps else None
     whole = "unknown without the data" if steps is None else f"about {duration(steps * seconds)} on this machine"
-    console.print(f"Time: {whole}, {each}, without evaluation", markup=False)
+    console.print(f"Time: {whole}, {1e3 * seconds:.0f} ms a step, without evaluation", markup=False)
     return 0
 
 

@@ -1,10 +1,16 @@
-"""``orthocond report``: one page for a run, several runs or a table."""
+"""``orthocond report`` and ``orthocond compare``: one page for a run, several runs or a table."""
 
+import sys
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orthocond.cli.runs import find_run
-from orthocond.lab.errors import UsageError
+from orthocond.lab.errors import EXPECTED, UsageError, explain
+from orthocond.lab.text import printable
+
+if TYPE_CHECKING:
+    from orthocond.lab.runs import Run
 
 
 def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path = Path("runs")) -> None:
@@ -12,7 +18,7 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
 
     It begins with a verdict in three sentences and what to do next. Then come the numbers, curves with hover, the
     settings that differ, samples, traversals, spectra, warnings, and the command that makes it again. The file needs no
-    network and can be sent to anybody.
+    network and can be sent to anybody. The explorer of a single GAN is written beside it, if it is not there.
 
     Args:
         sources: Runs, by folder or number; folders of runs; or the folder of one table, such as results/optimal-lr.
@@ -23,6 +29,7 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
     """
     from orthocond.lab.report import write_report
     from orthocond.lab.report.sources import NothingToReportError
+    from orthocond.lab.runs import Run
 
     if not sources:
         raise UsageError("A report needs a run, a folder of runs or the folder of a table; got none.")
@@ -31,10 +38,73 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out needs a folder that exists; there is no {out.parent}.")
     paths = [Path(source) if Path(source).exists() else find_run(source, runs).path for source in sources]
+    if len(paths) == 1 and (paths[0] / "config.json").is_file():
+        add_explorer(Run.open(paths[0]))
     try:
         file = write_report(*paths, out=out)
     except NothingToReportError as error:
         raise UsageError(str(error)) from error
-    print(f"Written to {file} ({file.stat().st_size / 1e6:.1f} MB). It needs no network.")
+    print(f"Written to {printable(file)} ({file.stat().st_size / 1e6:.1f} MB). It needs no network.")
     if open:
         webbrowser.open(file.resolve().as_uri())
+
+
+def compare(
+    first: str, second: str, /, *more: str, out: Path | None = None, open: bool = True, runs: Path = Path("runs")
+) -> None:
+    """Compare two or more runs: the report of all of them on one page, which is opened.
+
+    Args:
+        first: A run, by folder or number.
+        second: Another run.
+        more: Further runs.
+        out: File to write; report.html here if not given.
+        open: Whether to open it in a browser.
+        runs: Folder of the runs.
+    """
+    report(first, second, *more, out=out, open=open, runs=runs)
+
+
+def add_report(path: Path, allow_import: str | None = None) -> None:
+    """Write the report of a run or table that a command has just made, and say where it is.
+
+    What was made stays as it is whatever happens here: a report that fails is told in one line.
+
+    Args:
+        path: The folder.
+        allow_import: Function of the networks that the run may import and call.
+    """
+    from orthocond.lab.report import write_report
+    from orthocond.lab.runs import Run
+
+    try:
+        if (path / "config.json").is_file():
+            add_explorer(Run.open(path), allow_import)
+        print(f"Report: {printable(write_report(path))}", flush=True)
+    except Exception as error:
+        _could_not("report", error, f"orthocond report {path}")
+
+
+def add_explorer(run: "Run", allow_import: str | None = None) -> None:
+    """Write the explorer of a GAN that has a checkpoint, for its report to lead to, unless it is there and newer."""
+    from orthocond.lab.explorer.page import write_page
+    from orthocond.lab.explorer.sources import from_module
+    from orthocond.lab.generation.networks import load_generator
+    from orthocond.lab.runs.files import write_atomically
+
+    newest = max((file.stat().st_mtime for file in run.checkpoints.glob("*.json")), default=None)
+    file = run.path / "explore.html"
+    is_new = file.is_file() and newest is not None and file.stat().st_mtime > newest
+    if run.config.get("kind") != "generation" or newest is None or is_new:
+        return
+    try:
+        exhibit = from_module(load_generator(run, allow_import=allow_import), run.path.name)
+        write_atomically(file, write_page([exhibit], run.path.name).encode())
+    except Exception as error:
+        _could_not("explorer", error, f"orthocond explore {run.path}")
+
+
+def _could_not(what: str, error: Exception, again: str) -> None:
+    reason = explain(error)[0] if isinstance(error, EXPECTED) else repr(error)
+    text = f"The {what} could not be written: {reason.splitlines()[0].rstrip('.')}. Nothing else is lost; to try again:"
+    print(f"{text} {printable(again)}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from orthocond.cli.report import add_report
 from orthocond.cli.settings import PositiveInt
 from orthocond.lab.config import Scale
 from orthocond.lab.errors import UsageError
@@ -19,12 +20,13 @@ def table(
     jobs: PositiveInt | None = None,
     train: bool = True,
     data_root: Path | None = None,
+    report: bool = True,
     quiet: bool = False,
 ) -> None:
     """Make a table or figure of the paper, and train what is missing for it.
 
     Ours stands beside the paper's: mean and spread over seeds, and whether a difference is significant. Trainings that
-    are finished are not repeated, those that were stopped go on.
+    are finished are not repeated, those that were stopped go on. Its report, a page with curves, stands beside it.
 
     Args:
         name: Which table or figure; without a name, they are listed.
@@ -35,6 +37,7 @@ def table(
         jobs: Trainings at a time; the number of cores if not given.
         train: Whether to train what is missing.
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        report: Whether to write the report.
         quiet: Show no progress.
     """
     from orthocond.lab import catalog as tables
@@ -56,3 +59,5 @@ def table(
         )
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"Written to {folder}")
+    if report:
+        add_report(folder)

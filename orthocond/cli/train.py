@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from orthocond.cli import settings
+from orthocond.cli.report import add_report
 from orthocond.cli.runs import find_run, last_run_with
 from orthocond.lab import presets
 from orthocond.lab.config import Config, Scale, config_diff, read_config
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from orthocond.lab.runs import Run
 
 LAST = "last"  # what --resume without a run stands for
+OWN_IMAGES = "images"  # the source of presets for images of one's own
 
 
 def complete(tokens: Sequence[str]) -> list[str]:
@@ -99,12 +101,13 @@ def train(
     data_root: Path | None = None,
     tracker: str | None = None,
     evaluate: bool = True,
+    report: bool = True,
     allow_import: str | None = None,
     dry_run: bool = False,
     quiet: bool = False,
     **given: Any,
 ) -> int:
-    """Train a preset with a method into a run folder, and evaluate what it has reached.
+    """Train a preset with a method into a run folder, evaluate what it has reached, and write the report of the run.
 
     `orthocond list` shows presets, methods and data sets; `orthocond train PRESET --help` shows every setting of a
     preset with its default. Ctrl-C saves and ends; `--resume` goes on, bit for bit. Under torchrun
@@ -120,10 +123,11 @@ def train(
             start one if there is none.
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
         tracker: Tracker of Accelerate that gets the metrics too, for example tensorboard.
-        evaluate: Whether to evaluate at the end, as `orthocond evaluate` does.
+        evaluate: Whether to evaluate at the end, as `orthocond evaluate` does. For a GAN that can take minutes.
+        report: Whether to write report.html into the run folder at the end; for a GAN explore.html, too.
         allow_import: Function of a network that a run to resume may import and call, as its configuration names it.
         dry_run: Train nothing: print configuration, size of the model, steps, and an estimate of the time.
-        quiet: Print the run folder and the result only.
+        quiet: Print where run and report are, and the result, only.
         given: Settings that were given as options.
     """
     chosen = settings.apply_options(start, given)
@@ -141,7 +145,16 @@ def train(
         from orthocond.cli.plan import show
 
         return show(chosen, root)
-    return _train(chosen, runs, resume, root, tracker, evaluate, quiet)
+    if chosen.data.source == OWN_IMAGES and not _is_there(OWN_IMAGES, root):
+        classes = ", with a subfolder for each class" if chosen.kind == "classification" else ""
+        raise UsageError(f"{chosen.preset} trains on images of your own: give --data FOLDER{classes}.")
+    return _train(chosen, runs, resume, root, tracker, evaluate, report, quiet)
+
+
+def _is_there(source: str, root: str | None) -> bool:
+    from orthocond.lab import data
+
+    return Path(source).exists() or source in data.names(root)
 
 
 def _no_preset(resume: bool) -> str:
@@ -158,11 +171,13 @@ def _train(
     root: str | None,
     tracker: str | None,
     evaluate: bool,
+    report: bool,
     quiet: bool,
 ) -> int:
     from orthocond.cli.evaluate import show_scores
     from orthocond.lab import experiments
     from orthocond.lab.display import Display
+    from orthocond.lab.progress import Progress
     from orthocond.lab.runs import Run, ranks
     from orthocond.lab.runs.finding import name_of
 
@@ -174,19 +189,25 @@ def _train(
     if run is None:
         run, made = Run.create(runs, name_of(config), config), True
     speaks = ranks.rank() == 0
-    if speaks:
-        print(f"Run: {printable(run.path)}", flush=True)
-    code = 0
+    code, announced = 0, False
     with Display([config.method.name], quiet=quiet or not speaks) as display, _removed_if_empty(run, made):
+
+        def show(state: Progress) -> None:
+            nonlocal announced
+            if not announced:  # not before the first step: without data there is none, and the folder is removed
+                print(_announcement(run, tracker), flush=True)
+                announced = True
+            display(0, state)
+
         if not ranks.from_rank_0(_result(run).encode):  # else it has finished before
-            code = experiments.train(
-                config, run, root=root, progress=lambda state: display(0, state), tracker=tracker, evaluate=False
-            )
+            with _reported_if_diverged(run, config, report and speaks):
+                code = experiments.train(config, run, root=root, progress=show, tracker=tracker, evaluate=False)
+        elif speaks:
+            print(_announcement(run, None), flush=True)
+            announced = True
         _part_processes()
         if evaluate and speaks and code == 0 and not experiments.is_evaluated(run):
-            experiments.evaluate_run(
-                run, root=root, allow_import=config.model.name, progress=lambda state: display(0, state)
-            )
+            _evaluate(run, config, root, show, quiet)
     if speaks:
         if evaluate and code == 0 and not quiet:
             show_scores(run)
@@ -194,7 +215,41 @@ def _train(
         if is_factory(config.model.name):
             again += f" --allow-import {config.model.name}"
         print(_result(run) or f"Stopped. To go on: {again}", flush=True)
+        if report and code == 0:
+            add_report(run.path, config.model.name)
     return code
+
+
+def _announcement(run: "Run", tracker: str | None) -> str:
+    text = f"Run: {printable(run.path)}"
+    return text + (f"\nWatch it: tensorboard --logdir {printable(run.path)}" if tracker == "tensorboard" else "")
+
+
+def _evaluate(run: "Run", config: Config, root: str | None, show: Callable[[Any], None], quiet: bool) -> None:
+    """Evaluate what was trained; Ctrl-C ends that alone."""
+    from orthocond.lab import experiments
+
+    if config.kind == "generation" and not quiet:
+        print(
+            "Trained. The evaluation can take longer than that; Ctrl-C leaves it out, and so does --no-evaluate.",
+            flush=True,
+        )
+    try:
+        experiments.evaluate_run(run, root=root, allow_import=config.model.name, progress=show)
+    except KeyboardInterrupt:
+        print(f"The training is complete. To evaluate it later: orthocond evaluate {printable(run.path)}", flush=True)
+        raise
+
+
+@contextlib.contextmanager
+def _reported_if_diverged(run: "Run", config: Config, report: bool) -> Iterator[None]:
+    """Write the report of a training that diverged, too: it shows what went wrong before."""
+    try:
+        yield
+    except FloatingPointError:
+        if report:
+            add_report(run.path, config.model.name)
+        raise
 
 
 def _part_processes() -> None:

@@ -35,7 +35,8 @@ def make_accelerator(precision: str, run: Run, tracker: str | None = None) -> "A
         project_dir=str(run.path),
     )
     if tracker and not accelerator.log_with:
-        raise ValueError(f"The tracker {tracker!r} is not installed. Install its package, or leave the tracker out.")
+        package = "orthocond[lab]" if tracker == "tensorboard" else tracker
+        raise ValueError(f'The tracker {tracker!r} is not installed: pip install "{package}", or leave it out.')
     return accelerator
 
 

@@ -1,12 +1,12 @@
 """What is said to people when something goes wrong, and the exit code that goes with it: one message, no traceback."""
 
-from orthocond.lab.factories import NotAllowedError
+from orthocond.lab.factories import FactoryError, FactoryKindError, NotAllowedError
 from orthocond.lab.text import printable
 
 # What the lab needs beyond torch: a missing one has one remedy.
 _EXTRAS = (
     *("accelerate", "altair", "cyclopts", "datasets", "jinja2", "matplotlib", "numpy", "PIL"),
-    *("pooch", "pydantic", "rich", "safetensors", "scipy", "vl_convert"),
+    *("pooch", "pydantic", "rich", "safetensors", "scipy", "tensorboard", "vl_convert"),
 )
 EXPECTED = (
     *(FloatingPointError, ModuleNotFoundError, MemoryError, KeyboardInterrupt),
@@ -39,7 +39,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "Stopped.", 130
     text = printable(str(error).strip() or type(error).__name__)
-    if isinstance(error, (UsageError, NotAllowedError)):
+    if isinstance(error, (UsageError, NotAllowedError, FactoryError, FactoryKindError)):
         return text, 2
     if isinstance(error, FloatingPointError):
         return text, 3

@@ -1,6 +1,8 @@
 """Networks that users name by ``package.module:function``: imported and called only if they were asked for."""
 
+import contextlib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +13,14 @@ from orthocond.lab.text import nearest
 
 class NotAllowedError(ValueError):
     """A run folder names code that nobody has asked for."""
+
+
+class FactoryError(ValueError):
+    """A user's function is not there, or its network lacks a layer; the text says what is needed."""
+
+
+class FactoryKindError(TypeError):
+    """A user's function cannot be called as it is, or returns something else; the text says what is needed."""
 
 
 def is_factory(name: str) -> bool:
@@ -61,7 +71,7 @@ def load_factory(name: str) -> Callable[..., Any]:
     """The function that ``package.module:function`` names; the current directory is searched too.
 
     Raises:
-        ValueError: If there is none.
+        FactoryError: If there is none.
     """
     module, _, function = name.partition(":")
     if str(Path.cwd()) not in sys.path:  # a script of an environment does not have it, ``python -m`` does
@@ -69,12 +79,33 @@ def load_factory(name: str) -> Callable[..., Any]:
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, ValueError) as error:
-        raise ValueError(
+        raise FactoryError(
             f"{name}: there is no module {module} ({error}). Give package.module:function of a module "
             "that Python finds, for example one in the current directory."
         ) from error
     except AttributeError as error:
-        raise ValueError(f"{name}: {module} has no {function}.") from error
+        raise FactoryError(f"{name}: {module} has no {function}.") from error
     if not callable(found):
-        raise ValueError(f"{name}: {function} of {module} is no function.")
+        raise FactoryError(f"{name}: {function} of {module} is no function.")
     return found
+
+
+def call_factory(name: str, argument: int, what: str) -> Any:
+    """What the function that ``package.module:function`` names returns for a number.
+
+    Args:
+        name: The function.
+        argument: The number.
+        what: What the number is.
+
+    Raises:
+        FactoryError: If there is no such function.
+        FactoryKindError: If it cannot be called with one argument.
+    """
+    function = load_factory(name)
+    try:
+        with contextlib.suppress(ValueError):  # some functions of C have no signature
+            inspect.signature(function).bind(argument)
+    except TypeError as error:
+        raise FactoryKindError(f"{name} has to be a function of one argument, {what}: {error}.") from error
+    return function(argument)

@@ -1,6 +1,7 @@
 """What each part of a method does to weight, gradient and loss; the layers on which it acts come from the task."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -96,6 +97,25 @@ def treat_steps(
     if gradient is None and lr is None:
         return None
     return treat(scoped_layers(method, layers, model), optimizer, gradient=gradient, lr=lr)
+
+
+def step_facts(treatment: Treatment | None) -> dict[str, float]:
+    """What OLR, or a control of it, did so far: means over the treated weights.
+
+    Returns:
+        ``eta``, the last step length; ``olr_occurrence``, the part of the steps that it shortened; and
+        ``olr_at_floor``, the part at which it took its floor, where it has one. Nothing before the first step, or
+        without OLR.
+    """
+    if treatment is None or treatment.lr is None:
+        return {}
+    found = [s for s in treatment.statistics if s.steps]
+    if not found:
+        return {}
+    facts = {"eta": fmean(s.rates[-1] for s in found), "olr_occurrence": fmean(s.occurrence for s in found)}
+    if isinstance(treatment.lr, OptimalLR) and treatment.lr.form != "paper":
+        facts["olr_at_floor"] = fmean(s.at_floor / s.steps for s in found)
+    return facts
 
 
 def scoped_layers(method: Settings, layers: Sequence[nn.Module], model: nn.Module) -> Sequence[nn.Module]:

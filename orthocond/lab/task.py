@@ -110,8 +110,12 @@ class Task(ABC, Generic[C]):
         """Sprites in the place of the images: a few batches of the same size, whose steps cost the same."""
 
     @abstractmethod
-    def sizes(self) -> list[str]:
-        """Sizes of data and networks, a line each."""
+    def sizes(self, *, stand_in: bool = False) -> list[str]:
+        """Sizes of data and networks, and steps, a line each.
+
+        Args:
+            stand_in: Sprites are in the place of the data: what depends on the data is not known.
+        """
 
     # A training
 

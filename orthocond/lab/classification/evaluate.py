@@ -12,12 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from orthocond.lab.classification.data import pipeline
-from orthocond.lab.classification.networks.prepare import load_model
+from orthocond.lab.classification.networks.prepare import load_model, prepare
 from orthocond.lab.data import Pipeline
 from orthocond.lab.progress import Progress, stages
 from orthocond.lab.runs import Run
 from orthocond.lab.task import Score, write_evaluation
 from orthocond.layers import DecorrelatedBatchNorm2d, update_statistics
+from orthocond.matrix import matrix_view, singular_spectrum
 from orthocond.monitor import diagnose
 
 _BATCHES = 32  # of training images, from which statistics are taken anew; no more than it was trained for
@@ -128,11 +129,13 @@ def evaluate(
         progress: Called with each stage.
 
     Returns:
-        ``step``; ``loss``, ``error`` and ``top5_error`` in percent on held-out images; the same with
-        ``recalibrated_`` before them, after `recalibrate`; for a network with an SVD layer ``size``, ``rank``,
-        ``condition``, ``condition_on_range`` and ``eps`` of its covariance on a batch of training images; and for
-        decorrelated batch normalization, and plain one in its place, the loss and errors that tell where the difference
-        comes from: ``settled_`` after `settle`, ``uncovered_`` as trained, but with ``lag="ignore"``.
+        ``step``; number of ``classes`` and of held-out ``images``; ``loss``, ``error`` and ``top5_error`` in percent on
+        them; the same with ``recalibrated_`` before them, after `recalibrate`; for a network with an SVD layer
+        ``size``, ``rank``, ``condition``, ``condition_on_range`` and ``eps`` of its covariance on a batch of training
+        images, and ``singular_values`` of the weight before it, with ``initial_`` before them as they were before the
+        training; and for decorrelated batch normalization, and plain one in its place, the loss and errors that tell
+        where the difference comes from: ``settled_`` after `settle`, ``uncovered_`` as trained, but with
+        ``lag="ignore"``.
 
     Raises:
         NotAllowedError: If the run names another function.
@@ -146,7 +149,8 @@ def evaluate(
     # As in training: normalized by the statistics of the training images.
     held_out = replace(train, data=restored.pair.held_out, train=False)
     enter("errors on held-out images")
-    values: dict[str, Any] = {"step": restored.step} | score(model, held_out)._asdict()
+    counts = {"classes": len(held_out.data.classes), "images": len(held_out.data)}
+    values: dict[str, Any] = {"step": restored.step} | counts | score(model, held_out)._asdict()
     enter("condition of the SVD layer")
     if restored.network.svd_layer is not None:
         batch = next(iter(train.batches()))
@@ -159,6 +163,10 @@ def evaluate(
         settled = copy.deepcopy(model)
         settle(settled, train, min(_SETTLING, restored.step))
         values |= _named("settled", score(settled, held_out))
+    if (pre_svd := restored.network.pre_svd) is not None:
+        values["singular_values"] = _singular_values(model.get_submodule(pre_svd))
+        before = prepare(config, restored.pair).module.get_submodule(pre_svd)
+        values["initial_singular_values"] = _singular_values(before)
     enter("errors with statistics taken anew")
     recalibrate(model, train, min(_BATCHES, restored.step))
     values |= _named("recalibrated", score(model, held_out))
@@ -168,6 +176,12 @@ def evaluate(
 
 def _named(prefix: str, errors: Errors) -> dict[str, float]:
     return {f"{prefix}_{name}": value for name, value in errors._asdict().items()}
+
+
+def _singular_values(layer: nn.Module) -> list[list[float]]:
+    weight: Any = layer.weight
+    matrices = matrix_view(weight.detach(), getattr(layer, "groups", 1))
+    return [singular_spectrum(matrices).eigenvalues.flatten().tolist()]
 
 
 def scores(evaluation: Mapping[str, Any]) -> list[Score]:

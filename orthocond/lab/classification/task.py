@@ -15,7 +15,7 @@ from orthocond.lab.classification.config import GRAMMAR, Classification, Method
 from orthocond.lab.classification.networks.prepare import prepare
 from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.data import Pair
-from orthocond.lab.methods import is_spared_decay, scoped_layers, treat_steps, weight_penalty
+from orthocond.lab.methods import is_spared_decay, scoped_layers, step_facts, treat_steps, weight_penalty
 from orthocond.lab.synchronize import synchronize
 from orthocond.lab.task import Task
 from orthocond.matrix import solver_failures
@@ -93,14 +93,23 @@ class ClassificationTask(Task[Classification]):
     evaluate = staticmethod(evaluation.evaluate)
     scores = staticmethod(evaluation.scores)
 
-    def sizes(self) -> list[str]:
+    def sizes(self, *, stand_in: bool = False) -> list[str]:
         """Images, classes, parameters, and the names of the two layers."""
         train, held_out = self.data
         count = sum(p.numel() for p in self.module.parameters())
         _, svd_layer, pre_svd = self.network
+        layers = f"SVD layer {svd_layer}, layer before it {pre_svd}"
+        if stand_in:
+            epochs, steps = self.config.schedule.epochs, self.config.schedule.steps
+            most = f"at most {steps}, " if steps else ""
+            return [
+                "Data: classes and number of images unknown without the data",
+                f"Model: parameters unknown without the data, as the classes are; {layers}",
+                f"Steps: {most}{epochs} epochs, whose length is unknown without the data",
+            ]
         return [
             f"Data: {len(train)} training and {len(held_out)} held-out images of {len(train.classes)} classes",
-            f"Model: {count:,} parameters; SVD layer {svd_layer}, layer before it {pre_svd}",
+            f"Model: {count:,} parameters; {layers}",
             f"Steps: {self.steps}, {self.epoch_steps} an epoch",
         ]
 
@@ -143,11 +152,11 @@ class ClassificationTask(Task[Classification]):
 
     def facts(self) -> dict[str, Any]:
         """Condition, rank and spectrum of the covariance, condition of weight and gradient, what OLR did."""
-        failures = {"solver_failures": self.failures}
+        found = {"solver_failures": self.failures} | step_facts(self.treatment)
         if self.monitor is None:
-            return failures
+            return found
         record = self.monitor.history[-1]
-        return {key: record[key] for key in _FACTS if record[key] is not None} | failures
+        return found | {key: record[key] for key in _FACTS if record[key] is not None}
 
     def shown(self, numbers: Mapping[str, float]) -> dict[str, float | None]:
         """The loss, and the last error on held-out images."""

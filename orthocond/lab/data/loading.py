@@ -138,7 +138,8 @@ def _find(source: str, root: Path) -> Path:
             return found
         raise FileNotFoundError(
             f"{source} needs {' or '.join(KNOWN[source].places[:2])} in {root}. `orthocond data get {source}` gets it "
-            "or says how; if it lies elsewhere, give root=... or the environment variable ORTHOCOND_DATA."
+            "or says how; if it lies elsewhere, give --data-root (in Python: root=...) or the environment variable "
+            "ORTHOCOND_DATA."
         )
     candidates = [Path(source).expanduser(), *(root / (source + ending) for ending in ("", *ARCHIVES))]
     for path in candidates:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from orthocond.gans import EigenDiscriminator, EigenGenerator, SimpleDiscriminator, SimpleGenerator
 from orthocond.lab.config import from_json
-from orthocond.lab.factories import check_import, is_factory, load_factory
+from orthocond.lab.factories import FactoryKindError, call_factory, check_import, is_factory
 from orthocond.lab.generation.config import GanModel, Generation
 from orthocond.lab.methods import treat_weights
 from orthocond.lab.runs import Run
@@ -47,11 +47,13 @@ def build(model: GanModel, size: int) -> Networks:
 
 
 def _of_user(name: str, size: int) -> Networks:
-    made: Any = load_factory(name)(size)
+    made: Any = call_factory(name, size, "the side of the images")
     if not (isinstance(made, tuple) and len(made) == 2 and all(isinstance(m, nn.Module) for m in made)):
-        raise TypeError(f"{name} has to return a generator and a discriminator, two modules; it returned {made!r}.")
+        raise FactoryKindError(
+            f"{name} has to return a generator and a discriminator, two modules; it returned {made!r}."
+        )
     if not isinstance(getattr(made[0], "z_dim", None), int):
-        raise TypeError(f"The generator of {name} needs an attribute z_dim, its number of latents.")
+        raise FactoryKindError(f"The generator of {name} needs an attribute z_dim, its number of latents.")
     return Networks(*made)
 
 

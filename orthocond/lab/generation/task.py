@@ -18,7 +18,7 @@ from orthocond.lab.generation.networks import call, latent_layers, prepare, samp
 from orthocond.lab.generation.pictures import COLUMNS, picture
 from orthocond.lab.generation.presets import PRESETS
 from orthocond.lab.generation.rivals import make_predictor, rival_penalty
-from orthocond.lab.methods import treat_steps, weight_penalty
+from orthocond.lab.methods import step_facts, treat_steps, weight_penalty
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.task import Task
@@ -117,11 +117,11 @@ class GenerationTask(Task[Generation]):
     evaluate = staticmethod(evaluation.evaluate)
     scores = staticmethod(evaluation.scores)
 
-    def sizes(self) -> list[str]:
+    def sizes(self, *, stand_in: bool = False) -> list[str]:
         """Images, parameters and steps."""
         counts = [f"{sum(p.numel() for p in m.parameters()):,}" for m in (self.generator, self.discriminator)]
         return [
-            f"Data: {len(self.data)} images",
+            "Data: number of images unknown without the data" if stand_in else f"Data: {len(self.data)} images",
             f"Model: {counts[0]} parameters in the generator, {counts[1]} in the discriminator",
             f"Steps: {self.steps}",
         ]
@@ -252,19 +252,15 @@ class GenerationTask(Task[Generation]):
             gradient.copy_(part.reshape(gradient.shape))
 
     def facts(self) -> dict[str, Any]:
-        """Condition and ends of the spectrum of each weight that meets the latents; the worst condition first."""
+        """Condition and ends of the spectrum of each weight that meets the latents; what OLR did."""
         weights: list[Any] = [layer.weight for layer in self.layers]
         spectra = [singular_spectrum(matrix_view(w.detach())) for w in weights]
-        facts: dict[str, Any] = {
+        return {
             "condition": max(float(s.condition) for s in spectra),
             "conditions": [float(s.condition) for s in spectra],
             "largest": [float(s.largest) for s in spectra],
             "smallest": [float(s.smallest) for s in spectra],
-        }
-        if self.treatment is not None and self.treatment.lr is not None:
-            found = [s.occurrence for s in self.treatment.statistics]
-            facts["olr_occurrence"] = sum(found) / len(found)
-        return facts
+        } | step_facts(self.treatment)
 
     def shown(self, numbers: Mapping[str, float]) -> dict[str, float | None]:
         """The losses of both networks, and what is wrong with them."""

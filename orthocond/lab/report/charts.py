@@ -202,25 +202,33 @@ def differences(rows: Sequence[Mapping[str, Any]], title: str, text: str, x_titl
     return Chart(title, text, _finished(chart, [dict(row) for row in rows]), wide=True)
 
 
-def spectra(values: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str]) -> Chart | None:
-    """Singular values of weights, the largest first.
+Layers = Mapping[str, Sequence[Sequence[float]]]
+"""By the label of a group the singular values of each of its layers."""
+
+
+def spectra(before: Layers, after: Layers, names: Sequence[str]) -> Chart | None:
+    """Singular values of weights before and after the training, the largest first.
 
     Args:
-        values: By the label of a group the singular values of each of its layers.
+        before: Those before, where they are known.
+        after: Those after.
         names: Labels of all groups of the page.
     """
-    several = any(len(layers) > 1 for layers in values.values())
+    several = any(len(layers) > 1 for layers in after.values())
     rows, rests = [], []
-    for label, layers in values.items():
-        for layer, column in enumerate(layers, 1):
-            ordered = sorted((v for v in column if v > 0), reverse=True)
-            rows += [_point(label, f"layer {layer}", i, v) for i, v in enumerate(ordered, 1)]
-            if ordered:
-                where = f"{label}, layer {layer}" if several else label
-                condition = ordered[0] / ordered[-1]
-                rests.append([where, *map(number, (ordered[0], ordered[-1], condition))])
+    for when, values in (("before", before), ("after", after)):
+        for label, layers in values.items():
+            for layer, column in enumerate(layers, 1):
+                ordered = sorted((v for v in column if v > 0), reverse=True)
+                of = f"layer {layer}, {when}" if several else when
+                rows += [_point(label, of, i, v) | {"when": when} for i, v in enumerate(ordered, 1)]
+                if ordered:
+                    condition = ordered[0] / ordered[-1]
+                    rests.append([f"{label}, {of}", *map(number, (ordered[0], ordered[-1], condition))])
     if not rows:
         return None
+    when_scale = alt.Scale(domain=["before", "after"], range=[[3, 3], [1, 0]])
+    legend = alt.Legend(title=None, orient="top") if before else None
     base = _switchable().encode(
         x=alt.X("step:Q", title="place, the largest first", axis=alt.Axis(tickMinStep=1, grid=False, tickCount=6)),
         y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=5)),
@@ -228,13 +236,16 @@ def spectra(values: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str
         detail="of:N",
     )
     chart = alt.layer(
-        base.mark_line(strokeWidth=1.5),
-        base.mark_point(filled=True, size=45, opacity=1, tooltip=alt.TooltipContent("data")),
+        base.mark_line(strokeWidth=1.5).encode(strokeDash=alt.StrokeDash("when:N", scale=when_scale, legend=legend)),
+        base.mark_point(filled=True, size=45, tooltip=alt.TooltipContent("data")).encode(
+            opacity=alt.Opacity("when:N", scale=alt.Scale(domain=["before", "after"], range=[0.45, 1]), legend=None)
+        ),
     )
-    text = listed([f"{where}: from {low} to {high}, κ = {k}" for where, high, low, k in rests], 5)
+    text = listed([f"{where}: from {low} to {high}, κ = {k}" for where, high, low, k in rests], 6)
     grid = Grid(("", "largest", "smallest", "κ(W)"), rests, "Values", folded=True)
     spec = _finished(chart.add_params(_hidden()).properties(width="container", height=_HEIGHT), rows)
-    return Chart("Singular values of the treated weight at the end", f"{text}.", spec, grid)
+    title = f"Singular values of the treated weight{' before and' if before else ''} after the training"
+    return Chart(title, f"{text}.", spec, grid, wide=True)
 
 
 def _finished(chart: Any, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

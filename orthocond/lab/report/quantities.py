@@ -64,18 +64,23 @@ _SVD = (
     Quantity("gradient_condition", "κ of the gradient of W", "", "log"),
     Quantity("rank", "Rank of P", "directions that the features really have"),
     Quantity("olr_occurrence", "Steps that OLR shortened", "since the start", "part"),
+    Quantity("olr_at_floor", "Steps at which OLR took its floor", "since the start", "part"),
     Quantity("eta", "η of OLR", "the step length that brings the weight closest to orthogonal"),
     Quantity("solver_failures", "Solver failures", "matrices for which the decomposition failed"),
     Quantity("lr", "Learning rate"),
-    Quantity("step_seconds", "Time of a step", "", "seconds"),
+    Quantity("step_seconds", "Time of a step", "with all else that the machine did", "seconds"),
 )
 _GAN = (
     Quantity("condition", "κ(W)", "condition number of the weights that meet the latents; 1 is orthogonal", "log"),
     Quantity("discriminator_loss", "Loss of the discriminator"),
     Quantity("generator_loss", "Loss of the generator"),
+    Quantity("real_logit", "Score of real images", "mean logit of the discriminator"),
+    Quantity("fake_logit", "Score of generated images", "mean logit of the discriminator"),
+    Quantity("cannot_tell", "Steps in which the discriminator cannot tell", "of the last 100; 100 % is dead", "part"),
+    Quantity("sample_spread", "Spread of samples", "their distance from each other over that of real images"),
     Quantity("discriminator_penalty", "Penalty of the discriminator"),
     Quantity("method_penalty", "Penalty of the method"),
-    *(q for q in _SVD if q.key in ("olr_occurrence", "lr", "step_seconds")),
+    *(q for q in _SVD if q.key in ("olr_occurrence", "olr_at_floor", "eta", "lr", "step_seconds")),
 )
 # What counts at the end, the first that is there: of the evaluation for a GAN.
 _GAN_OUTCOMES = (
@@ -93,6 +98,7 @@ _EXPECTED = {
     "conditions",
     "largest",
     "smallest",
+    "last_penalty",
     "train_loss",
     "top5_error",
     "best_error",

@@ -3,13 +3,16 @@
 import json
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from orthocond.lab import experiments
-from orthocond.lab.config import to_json
+from orthocond.lab.config import read_config, to_json
+from orthocond.lab.factories import is_factory
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.metrics import from_json_safe
 from orthocond.lab.tables.records import Record, read_kept
@@ -68,6 +71,10 @@ class Training:
         """The name of its method; empty for a run of another program."""
         method = self.config.get("method")
         return str(method.get("name", "")) if isinstance(method, Mapping) else ""
+
+    def without(self, keys: Collection[str]) -> "Training":
+        """The same without some of its metrics."""
+        return replace(self, metrics=[{k: v for k, v in line.items() if k not in keys} for line in self.metrics])
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """Steps and values of the lines that have a quantity; those that are not finite are among them."""
@@ -395,3 +402,28 @@ def singular_values(training: Training) -> list[list[float]]:
     if weight is None or not name.endswith(".weight"):  # a parametrization, whose parts are not the weight
         return []
     return [singular_spectrum(matrix_view(weight)).eigenvalues.tolist()]
+
+
+def initial_singular_values(training: Training) -> list[list[float]]:
+    """Singular values of the treated weights before the training: from the evaluation, or from the seed of a GAN.
+
+    Returns:
+        The values; nothing where they are not known.
+    """
+    known = (training.evaluation or {}).get("initial_singular_values")
+    if isinstance(known, list):
+        return [[float(v) for v in layer] for layer in known]
+    if not training.is_gan:
+        return []
+    from orthocond.lab.generation.config import Generation
+    from orthocond.lab.generation.networks import latent_layers, prepare
+
+    try:
+        config = read_config(training.config)
+        if not isinstance(config, Generation) or is_factory(config.model.name):
+            return []
+        with torch.random.fork_rng():
+            layers: Any = latent_layers(prepare(config).generator)
+    except (TypeError, ValueError, RuntimeError):
+        return []
+    return [singular_spectrum(matrix_view(layer.weight.detach())).eigenvalues.tolist() for layer in layers]

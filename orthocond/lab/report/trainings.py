@@ -9,13 +9,14 @@ from typing import Any
 from orthocond.lab.report import charts
 from orthocond.lab.report.comparison import compare, how_sure, interval
 from orthocond.lab.report.content import Block, Chart, Code, Grid, Items, Legend, Page, Picture, Section
-from orthocond.lab.report.problems import problems, progress
+from orthocond.lab.report.problems import problems, progress, why_nothing
 from orthocond.lab.report.quantities import Quantity, counted, late, listed, number, outcome, quantities
 from orthocond.lab.report.sources import (
     Group,
     Training,
     differing,
     group,
+    initial_singular_values,
     singular_values,
     text_of,
     train_command,
@@ -229,10 +230,11 @@ def _spectra(groups: Sequence[Group]) -> Sequence[Block]:
     """Singular values at the end where they are known, and the ends of the spectrum at the start and at the end."""
     rows = [row for g in groups for row in _ends(g)]
     known = {g.label: values for g in groups if (values := singular_values(g.first))}
+    initial = {g.label: values for g in groups if g.label in known and (values := initial_singular_values(g.first))}
     names = [g.label for g in groups]
-    chart = charts.spectra(known, names)
+    chart = charts.spectra(initial, known, names)
     head = ["", "κ(W) first", "κ(W) last", "largest, first → last", "smallest, first → last"]
-    before = [Grid(head[: max(map(len, rows))], rows, "Before and after")] if rows else []
+    before = [Grid(head[: max(map(len, rows))], rows, "First and last line of the metrics")] if rows else []
     if chart is None:
         return before
     unknown = [name for name in names if name not in known]
@@ -271,6 +273,9 @@ def _warnings(groups: Sequence[Group]) -> list[Items]:
             texts += [name + text for text in problems(training)] if training.state != "created" or not several else []
             if training.log:
                 logs.append(Items(training.log[-_LOG:], f"Log of {training.name}", folded=True, plain=True))
+    trainings = [t for g in groups for t in g.trainings]
+    if any(t.metrics for t in trainings) and (why := why_nothing(trainings)):
+        texts.append(f"Nothing can be told from {'these trainings' if several else 'this training'}: {why}.")
     waiting = sum(t.state == "created" for g in groups for t in g.trainings)
     texts += (
         [f"{counted(waiting, 'training')} {'has' if waiting == 1 else 'have'} not begun."]

@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from orthocond.lab.report.comparison import LEVEL, Compared, compare
 from orthocond.lab.report.content import Code
-from orthocond.lab.report.problems import problems, progress
+from orthocond.lab.report.problems import problems, progress, why_nothing
 from orthocond.lab.report.quantities import (
     Quantity,
     compared,
@@ -64,7 +64,9 @@ def _came_out(training: Training) -> str:
     if not training.metrics:
         return f"{begun}, and has logged nothing yet."
     if quantity is not None and (value := result(training, quantity)) is not None:
-        return f"{begun}, with {quantity.write(value)} {_name(quantity)}."
+        why = why_nothing([training])
+        nothing = f". Nothing can be told from that: {why}" if why else ""
+        return f"{begun}, with {quantity.write(value)} {_name(quantity)}{_within(training, quantity, value)}{nothing}."
     losses = [q for q in quantities([training]) if "loss" in q.key]
     if losses:
         first, last = (training.series(losses[0].key)[i][1] for i in (0, -1))
@@ -72,6 +74,18 @@ def _came_out(training: Training) -> str:
             f"{begun}. {losses[0].title}: {number(first)} at the start, {number(last)} now; quality was not measured."
         )
     return f"{begun}; quality was not measured."
+
+
+def _within(training: Training, quantity: Quantity, error: float) -> str:
+    """The 95 % interval of an error from the number of held-out images (Wilson); other seeds are not in it."""
+    images = training.number("images")
+    if quantity.style != "percent" or not images:
+        return ""
+    part, z = error / 100, 1.96
+    middle = (part + z * z / (2 * images)) / (1 + z * z / images)
+    half = z / (1 + z * z / images) * math.sqrt(part * (1 - part) / images + z * z / (4 * images * images))
+    ends = f"{100 * (middle - half):.1f} to {100 * (middle + half):.1f} %"
+    return f" (95 % interval {ends}, from {images:,.0f} images of one training)"
 
 
 def _conditioned(training: Training) -> str:
@@ -114,7 +128,9 @@ def _spread(group: Group) -> str:
     if not values:
         return f"{ended}; none that finished was measured."
     mean, low, high = map(quantity.write, (fmean(values), min(values), max(values)))
-    return f"{ended}: {mean} {_name(quantity)}, between {low} and {high}."
+    why = why_nothing(group.trainings)
+    nothing = f" Nothing can be told from that: {why}." if why else ""
+    return f"{ended}: {mean} {_name(quantity)}, between {low} and {high}.{nothing}"
 
 
 def _ended(trainings: Sequence[Training]) -> str:
@@ -131,6 +147,9 @@ def _best(groups: Sequence[Group]) -> str:
     measured = [row for row in rows if row.mean is not None]
     if quantity is None or not measured:
         return f"{_ended(trainings)}; none that finished was measured, so nothing can be said about which is better."
+    if why := why_nothing([t for t in trainings if t.state == "finished"]):
+        found = listed([f"{row.group.label} {quantity.write(row.mean)}" for row in measured])
+        return f"Nothing can be told about which is better: {why}. {quantity.title}: {found}."
     sign = -1 if quantity.better == "higher" else 1
     best = min(measured, key=lambda row: sign * (row.mean or 0))
     word = "highest" if quantity.better == "higher" else "lowest"
@@ -239,6 +258,7 @@ def _own_model(groups: Sequence[Group]) -> list[Code]:
         return [OWN_GENERATOR]
     rows, _ = compare(groups, outcome(trainings))
     sure = [r for r in rows if r.p is not None and r.p < LEVEL and (r.difference or 0) < 0]
+    sure = [] if why_nothing(trainings) else sure
     best = min(sure, key=lambda r: r.mean or 0, default=None)
     parts = best.group.first.method.split("+") if best else []
     arguments = [_TREATMENTS[part] for part in parts if part in _TREATMENTS]

@@ -4,7 +4,7 @@ import base64
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -32,6 +32,7 @@ def write_report(
     out: str | os.PathLike[str] | None = None,
     title: str = "",
     opening: Section | None = None,
+    leave_out: Collection[str] = (),
 ) -> Path:
     """Write one HTML file that tells what a run, several runs or a table have found.
 
@@ -42,6 +43,7 @@ def write_report(
         out: The file; ``report.html`` in the folder if there is one path, else in the current folder.
         title: The heading, if it is to be another one.
         opening: A section before the others, for what only the caller knows.
+        leave_out: Logged quantities of trainings that are not shown, by their names in the metrics.
 
     Returns:
         The file.
@@ -58,7 +60,10 @@ def write_report(
         out = first / NAME if len(sources) == 1 else Path(NAME)
     found = read(sources)
     file = Path(out)
-    page = table_page(found) if isinstance(found, WrittenTable) else trainings_page(found, file)
+    if isinstance(found, WrittenTable):
+        page = table_page(found)
+    else:
+        page = trainings_page([training.without(leave_out) for training in found], file)
     sections = page.sections if opening is None else [opening, *page.sections]
     write_atomically(file, render(replace(page, title=title or page.title, sections=sections)).encode())
     return file

@@ -11,7 +11,7 @@ from orthocond.lab.classification.networks.convnet import ConvNet
 from orthocond.lab.classification.networks.densenet import DenseNet121
 from orthocond.lab.classification.networks.mobilenet import STAGES, MobileNetV2
 from orthocond.lab.classification.networks.resnet import ResNet
-from orthocond.lab.factories import is_factory, load_factory
+from orthocond.lab.factories import FactoryError, FactoryKindError, call_factory, is_factory
 from orthocond.lab.text import nearest
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer, convert_batchnorm
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, Pade, Solver, Taylor
@@ -129,30 +129,30 @@ def _resnet(model: Model, classes: int, norm: Callable[[int], nn.Module], pool: 
 
 
 def _of_user(model: Model, method: Method, classes: int, batch: Tensor, plain: bool) -> Network:
-    module = load_factory(model.name)(classes)
+    module = call_factory(model.name, classes, "the number of classes")
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{model.name} has to return a torch.nn.Module; it returned {type(module).__name__}.")
+        raise FactoryKindError(f"{model.name} has to return a torch.nn.Module; it returned {type(module).__name__}.")
     layers = dict(module.named_modules())
     name = model.meta_layer
     if name is None:
         found = [n for n, layer in layers.items() if isinstance(layer, SVDLayer)]
         if len(found) != 1 or plain:
             norms = [n for n, layer in layers.items() if isinstance(layer, nn.BatchNorm2d)]
-            raise ValueError(
+            raise FactoryError(
                 f"{model.name} has {len(found)} SVD layers{'' if not found else ': ' + ', '.join(found)}. Name the one "
                 f"to treat, or the batch normalization to replace, by --model.meta-layer; it has "
                 f"{', '.join(norms) or 'no BatchNorm2d'}."
             )
         name = found[0]
     if name not in layers:
-        raise ValueError(f"{model.name} has no layer {name!r}.{nearest(name, layers)}")
+        raise FactoryError(f"{model.name} has no layer {name!r}.{nearest(name, layers)}")
     if isinstance(layers[name], SVDLayer) and plain:
-        raise ValueError(f"The method bn needs a network with a batch normalization; {name} is an SVD layer.")
+        raise FactoryError(f"The method bn needs a network with a batch normalization; {name} is an SVD layer.")
     if isinstance(layers[name], SVDLayer):
         layers[name].solver = solver(method)
     elif not plain:
         convert_batchnorm(module, [name], solver=solver(method))
     pre_svd = model.pre_svd or pre_svd_layer(module, name, batch).name
     if pre_svd not in layers:
-        raise ValueError(f"{model.name} has no layer {pre_svd!r}.{nearest(pre_svd, layers)}")
+        raise FactoryError(f"{model.name} has no layer {pre_svd!r}.{nearest(pre_svd, layers)}")
     return Network(module, None if plain else name, pre_svd)
