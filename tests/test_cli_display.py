@@ -34,6 +34,19 @@ def test_lines_have_rate_remaining_time_and_the_numbers_that_are_known(clock, co
     assert lines[-1] == "nog: step 100 of 100, 2.0 steps/s, 0 s left, loss 0.01, error 12.3"
 
 
+def test_a_notebook_gets_lines_of_text(clock, capsys, monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *_: pytest.fail("rich shows blocks of HTML"))
+    with Display(["nog"]) as display:
+        for step in (5, 10):
+            display(0, Progress(step, 10, {"loss": 0.5}))
+            clock[0] += 1
+    assert capsys.readouterr().out.splitlines() == [
+        "nog: step 5 of 10, loss 0.5",
+        "nog: step 10 of 10, 5.0 steps/s, 0 s left, loss 0.5",
+    ]
+
+
 def test_slow_trainings_have_a_line_every_half_minute(clock, console):
     with Display(["svd"], plain=True, console=console) as display:
         for step in range(1, 10):

@@ -10,6 +10,7 @@ from data_files import pack, write_cifar100, write_idx, write_tree
 from orthocond.cli import main
 from orthocond.lab.data import KNOWN, KnownSet, get, load, names
 from orthocond.lab.data.known import RemoteFile
+from orthocond.lab.experiments import TASKS
 
 
 class Server(ThreadingHTTPServer):
@@ -191,6 +192,14 @@ def test_every_known_set_can_be_got_or_says_how():
             assert any(file.path.startswith(place) for place in one.places)
 
 
+def test_every_preset_trains_on_a_known_set():
+    needed = {
+        config.data.source for task in TASKS.values() for scales in task.presets.values() for config in scales.values()
+    }
+    assert needed - {"sprites", "images"} <= KNOWN.keys()  # the latter are your own
+    assert {"tiny-imagenet-20", "animeface-64", "utkface-128", "celeba-10k", "buildings-64"} <= needed
+
+
 def test_command_line(server, cifar, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     write_tree(tmp_path / "root" / "\x1b[2Jmine", ["0.png"])
@@ -199,11 +208,16 @@ def test_command_line(server, cifar, tmp_path, capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "orthocond data get cifar100" in text
     assert "by hand: orthocond data get imagenet tells how" in text
+    assert all(f"by hand: orthocond data get {name} tells how" in text for name in ("tiny-imagenet-20", "buildings-64"))
     assert "\\x1b[2Jmine" in text
     assert "\x1b[2Jmine" not in text
     assert main(["data", "get", "cifar100", "--quiet", *root]) == 0
     assert capsys.readouterr().out == f"cifar100: {tmp_path}/root/cifar-100-python.tar.gz\n"
     assert main(["data", "get", "celeba", *root]) == 1
     assert "cannot be downloaded without you" in capsys.readouterr().err
+    write_tree(tmp_path / "root" / "celeba-10k", ["0.png"])
+    assert main(["data", *root]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("celeba-10k"))
+    assert line.rstrip().endswith(f"{tmp_path}/root/celeba-10k")
     for wrong in (["get"], ["list", "cifar10"], ["fetch", "cifar10"]):
         assert main(["data", *wrong, *root]) == 2

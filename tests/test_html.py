@@ -92,6 +92,34 @@ def test_directions():
     assert "tied with 2" in text
 
 
+def test_spectrum():
+    text = read(oc.spectrum(torch.diag(torch.tensor([4.0, 2.0, 0.0])), eps=1.0)._repr_html_())
+    pairs = dict(zip(text[::2], text[1::2], strict=True))
+    assert pairs["matrices"] == "1 of size 3"
+    assert pairs["condition (+1)"] == "5"  # (4 + 1) / (0 + 1)
+    assert pairs["condition on the range"] == "2"
+    assert pairs["largest eigenvalue"] == "4"
+
+
+def test_history():
+    text = read(history()._repr_html_())
+    assert text[:2] == ["layer", "steps"]
+    assert "rank" in text
+    row = text[text.index("1") :]  # the name of the layer in the model
+    assert row[1] == "0 to 0"
+    assert read(oc.monitor.History()._repr_html_()) == ["No records."]
+
+
+def test_diagnosis():
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), oc.DecorrelatedBatchNorm2d(64))
+    found = oc.diagnose(model, torch.randn(8, 3, 8, 8))
+    text = read(found._repr_html_())
+    assert text[0] == "layer"
+    assert "1" in text  # the SVD layer by its name in the model
+    assert any("27 of 64" in cell for cell in text)
+    assert any("Rank 27 of 64 by construction" in cell for cell in text)
+
+
 def test_cells_and_code_are_escaped():
     assert "&lt;script&gt;" in table(("a",), (("<script>",),))
     assert read(paragraph("a & b:\n    x < y\nc")) == ["a & b:", "x < y", "c"]

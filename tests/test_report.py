@@ -456,6 +456,8 @@ def test_table_of_kept_results(tmp_path):
     assert "paper ours seeds" in page.text
     assert "how sure" in page.text
     assert "Curves" in page.text
+    assert re.search(r"What differs method\.name .*SVD \+ NOG \+ OW \+ OLR \(paper's η\) nog\+ow\+olr", page.text)
+    assert "What all have in common" in page.text
     assert "orthocond table cifar100-all" in page.text
 
 

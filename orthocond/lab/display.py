@@ -25,6 +25,11 @@ def is_plain(console: Console | None = None) -> bool:
     return not terminal or bool(os.environ.get("CI")) or bool(os.environ.get("NO_COLOR"))
 
 
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return Console().is_jupyter
+
+
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:.1f} steps/s" if task.speed and task.description != _ALL else "")
@@ -34,7 +39,8 @@ class Display:
     """Where one or several trainings stand, with rate and remaining time; a context manager.
 
     In a terminal each training has a bar. Without one, or with ``CI`` or ``NO_COLOR`` in the environment, each has a
-    line at every tenth of its steps, and every half minute. It may be called from several threads.
+    line at every tenth of its steps, and every half minute; so it has in a notebook. It may be called from several
+    threads.
 
     Args:
         names: What to call the trainings, in their order.
@@ -58,8 +64,8 @@ class Display:
     ) -> None:
         self._names = names
         self._quiet = quiet
-        self._console = console or Console()
-        self._plain = is_plain(self._console) if plain is None else plain
+        self._console = console or Console(force_jupyter=False)  # lines of text, where rich makes blocks of HTML
+        self._plain = is_plain(self._console) or is_notebook() if plain is None else plain
         self._lock = threading.Lock()
         self._first: dict[int, tuple[int, float]] = {}  # step and time of the first report
         self._last: dict[int, tuple[int, float]] = {}  # tenth and time of the last line

@@ -15,6 +15,8 @@ from orthocond.lab.text import nearest
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_CELEBA = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
+_ANIMEFACE = "https://github.com/bchao1/Anime-Face-Dataset"
 _CHUNK = 2**18
 _ATTEMPTS = 3  # each goes on where the one before stopped
 _PATIENCE = 30.0  # seconds without an answer
@@ -100,7 +102,7 @@ KNOWN: dict[str, KnownSet] = {
     "celeba": _by_hand(
         "celeba",
         "202,599 faces, aligned, 178x218 pixels",
-        "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
+        _CELEBA,
         "Agree to the terms there and download img_align_celeba.zip. Save it as celeba.zip.",
     ),
     "ffhq": _by_hand(
@@ -114,6 +116,49 @@ KNOWN: dict[str, KnownSet] = {
         "126,227 photographs of churches (LSUN church_outdoor)",
         "https://github.com/fyu/lsun",
         "Download and export church_outdoor_train as that page says. " + _ONE_FOLDER.format(name="church"),
+    ),
+    "animeface": _by_hand(
+        "animeface",
+        "63,632 drawn faces, 90 to 120 pixels",
+        _ANIMEFACE,
+        "Download the cropped faces as that page says. " + _ONE_FOLDER.format(name="animeface"),
+    ),
+    # What the presets of a laptop train on: small parts of larger sets, which anybody can make alike.
+    "tiny-imagenet-20": _by_hand(
+        "tiny-imagenet-20",
+        "20 of the 200 classes of Tiny ImageNet, 64x64 pixels: 10,000 training and 1,000 held-out images",
+        "https://huggingface.co/datasets/zh-plus/tiny-imagenet",
+        "Download tiny-imagenet-200.zip from cs231n.stanford.edu and take 20 classes of it. "
+        + _CLASS_FOLDERS.format(name="tiny-imagenet-20")
+        + " All 200 classes need no preparation: --data hf:zh-plus/tiny-imagenet.",
+    ),
+    "animeface-64": _by_hand(
+        "animeface-64",
+        "7,000 drawn faces of animeface, 64x64 pixels",
+        _ANIMEFACE,
+        "Download the cropped faces as that page says, and scale 7,000 of them to 64x64 pixels. "
+        + _ONE_FOLDER.format(name="animeface-64"),
+    ),
+    "utkface-128": _by_hand(
+        "utkface-128",
+        "2,500 faces of people of all ages, 128x128 pixels",
+        "https://susanqq.github.io/UTKFace/",
+        "Agree to the terms there, download the aligned and cropped faces, and scale 2,500 of them to 128x128 pixels. "
+        + _ONE_FOLDER.format(name="utkface-128"),
+    ),
+    "celeba-10k": _by_hand(
+        "celeba-10k",
+        "10,000 faces of celeba, 89x109 pixels, half of the official size",
+        _CELEBA,
+        "Agree to the terms there, download img_align_celeba.zip, and scale 10,000 of its images to 89x109 pixels. "
+        + _ONE_FOLDER.format(name="celeba-10k"),
+    ),
+    "buildings-64": _by_hand(
+        "buildings-64",
+        "2,628 photographs of buildings, 64x64 pixels",
+        "https://www.kaggle.com/datasets/puneet6060/intel-image-classification",
+        "Photographs of buildings from anywhere will do, such as the class buildings of that set; scale them to 64x64 "
+        "pixels. " + _ONE_FOLDER.format(name="buildings-64"),
     ),
 }
 

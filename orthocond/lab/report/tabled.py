@@ -12,6 +12,7 @@ from orthocond.lab.report.content import Block, Chart, Code, Grid, Items, Legend
 from orthocond.lab.report.problems import dead_discriminator
 from orthocond.lab.report.quantities import compared, counted, listed, number, quantities
 from orthocond.lab.report.sources import Group, WrittenTable
+from orthocond.lab.report.trainings import settings_grids
 from orthocond.lab.report.verdict import OWN_GENERATOR, OWN_MODEL
 
 _CHARTS = 3  # measures whose differences are shown as charts
@@ -33,7 +34,9 @@ def table_page(table: WrittenTable) -> Page:
     ]
     for each in content["experiments"]:
         several = f": {each['label']}" if len(content["experiments"]) > 1 else ""
-        sections.append(Section(f"Curves{several}", _curves(table, each)))
+        groups = _groups(table, each)
+        sections.append(Section(f"Curves{several}", _curves(groups)))
+        sections.append(Section(f"Settings{several}", settings_grids(groups) if groups else []))
     sections += [
         Section("Figures", _figures(table.folder, content["figures"])),
         Section(
@@ -267,12 +270,14 @@ def _ratio(ratio: Mapping[str, Any] | None) -> str:
 # The rest
 
 
-def _curves(table: WrittenTable, experiment: Row) -> list[Block]:
-    """Curves of the kept trainings, a line for each method."""
+def _groups(table: WrittenTable, experiment: Row) -> list[Group]:
+    """The kept trainings of each method."""
     label = experiment["label"]
-    groups = [
-        Group(row["label"], found) for row in experiment["rows"] if (found := table.trainings[label, row["label"]])
-    ]
+    return [Group(row["label"], found) for row in experiment["rows"] if (found := table.trainings[label, row["label"]])]
+
+
+def _curves(groups: Sequence[Group]) -> list[Block]:
+    """Curves of the kept trainings, a line for each method."""
     trainings = [t for g in groups for t in g.trainings]
     if not trainings:
         return []

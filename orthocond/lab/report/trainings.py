@@ -27,7 +27,10 @@ _SAMPLES = 6  # pictures of a training over its steps
 _SHOWN = 6  # trainings whose pictures are in a report
 _COLUMNS_UP_TO = 3  # groups that stand side by side
 _LOG = 40  # last lines of a log
-_FACTS = ("condition", "condition_on_range", "weight_condition", "rank", "olr_occurrence", "step_seconds")
+_FACTS = (
+    *("condition", "condition_on_range", "weight_condition", "rank"),
+    *("olr_occurrence", "olr_at_floor", "sample_spread", "step_seconds"),
+)
 
 
 def trainings_page(trainings: Sequence[Training], out: Path) -> Page:
@@ -42,7 +45,7 @@ def trainings_page(trainings: Sequence[Training], out: Path) -> Page:
     sections = [
         Section("Numbers", [_numbers(begun or groups, len(groups)), *_evaluation(groups)]),
         Section("Curves", _curves(begun)),
-        Section("Settings", _settings(begun or groups)),
+        Section("Settings", settings_grids(begun or groups)),
         Section("Samples over training", _samples(groups), "Always the same latents, drawn by the averaged generator."),
         Section("Traversals and effects", _traversals(groups)),
         Section("Spectrum of the treated weight", _spectra(begun)),
@@ -98,7 +101,9 @@ def _numbers(groups: Sequence[Group], total: int) -> Grid:
     notes = ["Condition numbers, rank and times are medians of the last quarter of each training, averaged over seeds."]
     notes = notes if facts else []
     if len(groups) < total:
-        notes.append(f"{counted(total - len(groups), 'setting')} of which no training has begun are left out.")
+        left = total - len(groups)
+        be = "is" if left == 1 else "are"
+        notes.append(f"{counted(left, 'setting')} of which no training has begun {be} left out.")
     if len(groups) <= _COLUMNS_UP_TO:
         head, *cells = map(list, zip(head, *cells, strict=True))
     return Grid(head, cells, note=" ".join(notes))
@@ -166,7 +171,8 @@ def _curves(groups: Sequence[Group]) -> Sequence[Block]:
 # Settings
 
 
-def _settings(groups: Sequence[Group]) -> list[Grid]:
+def settings_grids(groups: Sequence[Group]) -> list[Grid]:
+    """The settings that differ between groups, and those that all have in common."""
     trainings = [t for g in groups for t in g.trainings]
     grids = []
     if len(groups) > 1:
