@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: help demo test test-browser test-slow bench docs docs-versioned dist clean
+.PHONY: help demo test test-browser test-integrations test-slow bench docs docs-check docs-figures docs-versioned dist clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
@@ -20,6 +20,10 @@ test-browser: .venv/.dev  ## the pages in a real browser; installs Debian's Chro
 	command -v chromium >/dev/null || command -v google-chrome >/dev/null || apt-get install -y chromium
 	$(BIN)/python -m pytest tests/test_explorer_browser.py tests/test_report_browser.py
 
+test-integrations: .venv/.dev  ## the examples with Lightning and the Trainer of Hugging Face; installs both
+	$(BIN)/python -m pip install -q -c constraints.txt "lightning>=2.6.4" transformers
+	$(BIN)/python -m pytest tests/test_examples.py -k loops_of_others
+
 test-slow: .venv/.dev  ## the longer checks that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --timeout 1800
 
@@ -32,6 +36,12 @@ bench: .venv/.dev  ## time everything beside its baselines (25 minutes); results
 docs: .venv/.docs  ## build the documentation in docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
 	@echo "open docs/_build/index.html"
+
+docs-check: docs .venv/.dev  ## open every page in Chromium, wide and as on a phone: no overflow, no network, copy buttons, search
+	$(BIN)/python docs/check_pages.py docs/_build
+
+docs-figures: .venv/.dev  ## make the pictures of the documentation anew (five minutes)
+	$(BIN)/python docs/make_figures.py
 
 docs-versioned: .venv/.docs  ## build it in docs/_build/html/VERSION, beside other versions, with a page that lists them
 	version=$$($(BIN)/python -c "import orthocond; print(orthocond.__version__)") && \

@@ -2,8 +2,8 @@
 
     python docs/check_pages.py [FOLDER] [--shots FOLDER]
 
-A page must not scroll sideways, must ask for nothing outside its folder, and must have all its pictures; its snippets have
-no prompts and a copy button; the search for NaN finds the tutorial.
+A page must not scroll sideways, must ask for nothing outside its folder, and must have all its pictures. Its snippets
+have no prompts and a copy button. The search for NaN finds the tutorial.
 """
 
 import argparse
@@ -18,13 +18,15 @@ TROUBLE = """() => ({
     overflow: document.documentElement.scrollWidth - innerWidth,
     pictures: [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.getAttribute("src")),
     prompts: [...document.querySelectorAll("article pre")].filter(p => /^(>>>|\\$) /m.test(p.textContent)).length,
-    buttons: document.querySelectorAll("article div.highlight").length - document.querySelectorAll("button.copy").length,
+    buttons: document.querySelectorAll("div.highlight").length - document.querySelectorAll("button.copy").length,
 })"""
 
 
 def check(page: Page, path: Path, width: int) -> list[str]:
     outside: list[str] = []
-    page.on("request", lambda request: None if request.url.startswith(("file:", "data:")) else outside.append(request.url))
+    page.on(
+        "request", lambda request: None if request.url.startswith(("file:", "data:")) else outside.append(request.url)
+    )
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(path.as_uri())
     found = page.evaluate(TROUBLE)
@@ -49,7 +51,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("docs/_build"))
     parser.add_argument("--shots", type=Path, help="keep a picture of each page there")
     settings = parser.parse_args()
-    pages = [p for p in sorted(settings.folder.rglob("*.html")) if "_static" not in p.parts and "_modules" not in p.parts]
+    pages = [
+        p for p in sorted(settings.folder.rglob("*.html")) if "_static" not in p.parts and "_modules" not in p.parts
+    ]
     if not pages:
         parser.error(f"{settings.folder} has no pages; `make docs` builds them")
     wrong: list[str] = []

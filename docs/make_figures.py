@@ -2,8 +2,8 @@
 
     python docs/make_figures.py [NAME ...]       all of them, or those of these pages and parts
 
-Tutorials write kappa.png, axes.png, joint.png, ... where they stand; `style`, `traversal` and `spectra` are drawn here, `report` and
-`explorer` photographed in Chromium.
+Tutorials write kappa.png, axes.png, joint.png where they stand; `style`, `traversal` and `spectra` are drawn here,
+`report` and `explorer` photographed in Chromium.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent.resolve()
 FIGURES = DOCS / "figures"
 sys.path.insert(0, str(DOCS / "_ext"))
-import doctests
+import doctests  # noqa: E402
 
 
 def of_tutorial(page: Path) -> None:
@@ -35,15 +35,19 @@ def of_tutorial(page: Path) -> None:
             shutil.copy(name, FIGURES / name)
 
 
-def style() -> None:
-    """What the example draws, in 128 colors."""
+def shrink(picture: Path, colors: int = 192) -> None:
     from PIL import Image
 
+    with Image.open(picture) as found:
+        found.convert("RGB").quantize(colors).save(picture, optimize=True)
+
+
+def style() -> None:
+    """What the example draws."""
     target = FIGURES / "style.png"
     sys.argv = ["style_transfer.py", "--output", str(target)]
     runpy.run_path(str(DOCS.parent / "examples" / "style_transfer.py"), run_name="__main__")
-    with Image.open(target) as picture:
-        picture.quantize(128).save(target, optimize=True)
+    shrink(target, 128)
 
 
 def traversal() -> None:
@@ -59,7 +63,7 @@ def traversal() -> None:
     latents = 0.5 * torch.randn(4, generator.z_dim, generator=torch.Generator().manual_seed(2))
     images = traverse(generator, latents, found, steps)
     strip(images, found, steps, title="Joint directions of a GAN").save(FIGURES / "traversal.png")
-    gif(FIGURES / "traversal.gif", images, found, steps)
+    gif(FIGURES / "traversal.gif", images[1:, :2], found[1:], steps)
 
 
 def spectra() -> None:
@@ -112,6 +116,7 @@ def photograph(page: Path, target: Path, *, ready: str, size: tuple[int, int]) -
         view.wait_for_timeout(1500)
         view.screenshot(path=target)
         browser.close()
+    shrink(target)
 
 
 def orthocond(*words: str) -> None:

@@ -99,3 +99,19 @@ def test_nog_beside_muon(run):
     sgd, nog = (numbers(text, row) for row in ("SGD   ", "SGD, NOG of the update"))
     assert nog[2] > 5 * sgd[2]  # even singular values
     assert ("torch.optim.Muon" in text) == hasattr(torch.optim, "Muon")
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "steps", "expected"),
+    [
+        ("lightning", "lightning_loop.py", "32 steps", 80),
+        ("transformers", "hugging_face_trainer.py", "12 matrices treated in 100 steps", 80),
+    ],
+)
+def test_loops_of_others(package, name, steps, expected):
+    """In a process of its own: these packages change warnings and logging. `make test-integrations` installs them."""
+    pytest.importorskip(package, reason=f"needs {package}; make test-integrations installs it")
+    result = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert steps in result.stdout
+    assert int(re.search(r"accuracy (\d+)%", result.stdout)[1]) > expected
