@@ -7,8 +7,11 @@ BIN = .venv/bin
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
 
-demo: .venv/.lab  ## see what treatments do to an SVD layer, in two minutes: a table, a figure and a report in runs/demo
+demo: .venv/.lab  ## see both halves: three trainings with their report (2 minutes on two idle cores), and the explorer
+	@echo "1 of 2: three small trainings side by side and their report; 2 minutes on two idle cores"
 	$(BIN)/python -m orthocond demo
+	@echo "2 of 2: the explorer, a page in which a generator runs; half a minute"
+	$(BIN)/python -m orthocond explore --out runs/demo/explore.html
 
 test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at most 12 minutes on two cores
 	$(BIN)/ruff check .
@@ -60,6 +63,7 @@ clean:  ## remove what the targets made, but no results
 # One stamp for each extra: installing again is skipped while neither file has changed. The build backend comes from the
 # same constraints, hence no build isolation.
 .venv/.%: pyproject.toml constraints.txt
+	@echo "Installing orthocond[$*] into .venv; up to 3 minutes and 2 GB the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling editables
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[$*]"
