@@ -153,7 +153,7 @@ def test_one_tree_is_the_best_split():
     """Depth one, one tree, rate one: the split of least squared error, found by brute force."""
     x, y = uniform(2, n=40), uniform(1, 1, n=40)
     y[x[:, 1] > 0.6] += 2
-    _, found = Boosting(trees=1, depth=1, rate=1.0).fit(x, y, x)
+    _, (found,) = Boosting(trees=1, depth=1, rate=1.0).fit(x, y[None], x)
     best = math.inf
     for column in x.mT:
         for cut in column.tolist():
@@ -168,11 +168,21 @@ def test_one_tree_is_the_best_split():
 def test_trees_learn_what_is_not_linear():
     x = uniform(4, n=1500) * 2 - 1
     y = (x[:, :1] * x[:, 1:2]).sign() + x[:, 2:3].square()
-    importance, found = Boosting().fit(x[:1000], y[:1000], x[1000:])
+    (importance,), (found,) = Boosting().fit(x[:1000], y[None, :1000], x[1000:])
     error = (y[1000:] - found).square().mean() / y[1000:].var()
     assert error < 0.1
     assert importance.sum() == pytest.approx(1)
     assert float(importance[3]) < 0.03 < float(importance[:3].min())
+
+
+def test_targets_at_once_are_as_targets_alone():
+    x = uniform(3, n=300)
+    y = torch.stack([x[:, :2], x[:, 1:].square()])
+    importance, found = Boosting(trees=5).fit(x[:200], y[:, :200], x[200:])
+    for i in range(2):
+        (alone,), (other,) = Boosting(trees=5).fit(x[:200], y[i : i + 1, :200], x[200:])
+        torch.testing.assert_close(importance[i], alone)
+        torch.testing.assert_close(found[i], other)
 
 
 # errors

@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 from gan_helpers import tiny
 from lab_helpers import train
 from PIL import Image
@@ -14,7 +13,6 @@ from scipy import stats
 from orthocond.lab import catalog as tables
 from orthocond.lab.data import FACTORS
 from orthocond.lab.experiments import preset
-from orthocond.lab.generation import evaluate as gan_evaluate
 from orthocond.lab.generation import paper as gan_paper
 from orthocond.lab.generation import tables as generation
 from orthocond.lab.generation.config import GRAMMAR, GanMethod
@@ -22,7 +20,6 @@ from orthocond.lab.generation.figures import effect_matrices, predictability_and
 from orthocond.lab.generation.tables import GanExperiment, label
 from orthocond.lab.runs import Run
 from orthocond.lab.tables.comparison import Comparison, Fact, FigurePlan, Measure
-from orthocond.metrics import VariationalPredictability
 
 _VP = {"none": [0.30, 0.32, 0.31], "nog": [0.41, 0.44, 0.42], "hp": [0.29, 0.33, 0.31]}
 _SCORES = ("mig", "disentanglement", "completeness", "informativeness", "sap", "modularity")
@@ -273,39 +270,3 @@ def test_many_measures_are_drawn_in_lines(tmp_path):
     assert {p.name for p in folder.glob("*.png")} == names
     with Image.open(folder / "differences.png") as image:
         assert image.width < 130 * 18
-
-
-# The distance of images
-
-
-def test_faces_are_measured_with_inception_if_it_is_there(tmp_path, monkeypatch):
-    (tmp_path / "faces").mkdir()
-    for i in range(12):
-        Image.new("RGB", (16, 16), (20 * i, 255 - 20 * i, 9 * i)).save(tmp_path / "faces" / f"{i}.png")
-    config = tiny(data=replace(tiny().data, source=str(tmp_path / "faces")))
-    run = Run.create(tmp_path / "runs", "tiny", config)
-    train(replace(config, schedule=replace(config.schedule, steps=1)), run)
-    vp = VariationalPredictability(pairs=40, test_ratio=0.5, epochs=1, widths=(4, 4, 4), repeats=1)
-
-    def missing():
-        raise FileNotFoundError("not installed")
-
-    monkeypatch.setattr(gan_evaluate, "inception_extractor", missing)
-    assert "frechet" not in gan_evaluate.evaluate(run, vp=vp)
-
-    class Color(torch.nn.Module):
-        name = "color"
-
-        def forward(self, images):
-            return images.float().mean((2, 3))
-
-    monkeypatch.setattr(gan_evaluate, "inception_extractor", lambda: Color().eval())
-    found = gan_evaluate.evaluate(run, vp=vp)["frechet"]
-    assert (found["protocol"], found["real"]) == ("fd300-color", 12)
-    (kept,) = (tmp_path / "runs").glob("real-*-color-300.safetensors")
-    for path in (tmp_path / "faces").iterdir():
-        path.unlink()
-    assert gan_evaluate.evaluate(run, vp=vp)["frechet"] == found  # from the file
-    kept.unlink()
-    with pytest.raises((FileNotFoundError, ValueError)):
-        gan_evaluate.evaluate(run, vp=vp)

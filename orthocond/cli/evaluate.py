@@ -3,8 +3,9 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from orthocond.cli.report import add_report
@@ -16,6 +17,8 @@ from orthocond.lab.text import printable
 if TYPE_CHECKING:
     from orthocond.lab.runs import Run
 
+Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True)]
+
 
 def evaluate(
     run: Path,
@@ -23,6 +26,8 @@ def evaluate(
     *,
     runs: Path = Path("runs"),
     data_root: Path | None = None,
+    only: Names = (),
+    skip: Names = (),
     allow_import: str | None = None,
     report: bool = True,
     quiet: bool = False,
@@ -31,13 +36,18 @@ def evaluate(
 
     A classifier gets its error and top-5 error on held-out images, with the statistics of its normalization layers as
     they are and taken anew, and rank and condition of the covariance in the SVD layer on a batch of training images. A
-    GAN gets the condition of the weights that meet the latents, predictability and activeness of its directions, scores
-    against the true factors of sprites, FID of other images, and traversals in its figures.
+    GAN gets the condition of the weights that meet the latents. Its axes, SeFa's, the Jacobian's and joint directions
+    get predictability, activeness, off-diagonal energy, traversals, and scores against the true factors of sprites.
+    Other images get distances to the training images.
 
     Args:
         run: The run, by folder or number.
         runs: Folder of the runs.
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        only: What to measure of a GAN: `condition`, `frechet`, `fid`, `factors`, `chance`, `vp`, `activeness`,
+            `energy`, `pictures`, and of which directions: `axes`, `sefa`, `jacobian`, `joint`, `eigengan`. What was
+            measured before stays.
+        skip: What not to measure.
         allow_import: Function of a network that the run may import and call, as its configuration names it.
         report: Whether to write the report of the run.
         quiet: Show no progress.
@@ -48,7 +58,14 @@ def evaluate(
 
     found = find_run(run, runs)
     with Display(["evaluate"], quiet=quiet) as display:
-        evaluate_run(found, root=data_root, allow_import=allow_import, progress=lambda state: display(0, state))
+        evaluate_run(
+            found,
+            root=data_root,
+            only=only,
+            skip=skip,
+            allow_import=allow_import,
+            progress=lambda state: display(0, state),
+        )
     show_scores(found)
     print(f"Written to {printable(found.path / EVALUATION)}")
     if report:

@@ -21,7 +21,7 @@ def traverse(
     run: Path,
     /,
     *,
-    directions: Literal["own", "sefa", "jacobian", "axes"] = "own",
+    directions: Literal["own", "axes", "sefa", "jacobian", "joint"] = "own",
     k: PositiveInt | None = None,
     samples: Samples = 4,
     steps: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-3..3",
@@ -39,7 +39,7 @@ def traverse(
     Args:
         run: The run, by folder or number.
         directions: `own` are EigenGAN's, or else the axes of the latent space; `sefa` those of the first projection;
-            `jacobian` those in which images move most.
+            `jacobian` those in which images move most; `joint` those whose effects are orthogonal at most latents.
         k: How many, those with the largest effect or importance first; 6, or all if there are fewer, if not given.
         samples: How many latents to start from.
         steps: From where to where, in sigma; `-3..3` is in whole steps, `-2..2:9` has nine.
@@ -57,7 +57,7 @@ def traverse(
     if read_config(found.config).kind != "generation":
         raise UsageError(f"traverse needs the run of a GAN; {found.path} is one of a classifier.")
     from orthocond import directions as drawing
-    from orthocond.lab.generation.evaluate import find_directions
+    from orthocond.lab.generation.directions import find_directions
     from orthocond.lab.generation.networks import load_generator
 
     generator: Any = load_generator(found, allow_import=allow_import)

@@ -199,11 +199,41 @@ def off_diagonal_energy(
         >>> off_diagonal_energy(Painter())
         0.0
     """
+    return off_diagonal_energies(
+        generator, [directions], z, normalize=normalize, derivative=derivative, batch_size=batch_size, seed=seed
+    )[0]
+
+
+def off_diagonal_energies(
+    generator: ImageGenerator,
+    bases: Sequence[Directions | Tensor | None],
+    z: Tensor | int = 64,
+    *,
+    normalize: str = "trace",
+    derivative: str = "auto",
+    batch_size: int = 64,
+    seed: int = 1,
+) -> list[float]:
+    """The `off_diagonal_energy` of several sets of directions at the cost of one; arguments and errors are the same.
+
+    Example:
+        >>> from orthocond.directions import off_diagonal_energies
+        >>> class Painter:
+        ...     z_dim = 2
+        ...     def __call__(self, z):
+        ...         return z.sin().reshape(-1, 1, 1, 2)
+        >>> turned = torch.tensor([[0.6, 0.8], [-0.8, 0.6]])
+        >>> off_diagonal_energies(Painter(), [None, turned])[0]
+        0.0
+    """
     name = "off_diagonal_energy"
     generator = as_generator(generator, name)
     z = latents_of(generator, z, name, seed)
-    rows = direction_rows(directions, generator.z_dim, name).to(z)
-    return off_diagonal(_normalized(_grams(generator, z, rows, derivative, batch_size, name), normalize))
+    rows = [direction_rows(directions, generator.z_dim, name).to(z) for directions in bases]
+    shared = rows[0] if len(rows) == 1 else torch.eye(generator.z_dim).to(z)
+    grams = _grams(generator, z, shared, derivative, batch_size, name)
+    turned = [grams] if len(rows) == 1 else [one.double() @ grams @ one.double().mT for one in rows]
+    return [off_diagonal(_normalized(one, normalize)) for one in turned]
 
 
 def _grams(generator: Generator, z: Tensor, rows: Tensor, derivative: str, batch_size: int, name: str) -> Tensor:

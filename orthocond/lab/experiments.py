@@ -1,7 +1,7 @@
 """The registry of experiments: from a configuration to its task, from a name to a preset; training and evaluation."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from os import PathLike
 from typing import Any
 
@@ -68,12 +68,23 @@ def evaluate_run(
     run: Run,
     *,
     root: str | PathLike[str] | None = None,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
     allow_import: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Measure the newest good checkpoint of a run; see `Task.evaluate`.
 
+    Args:
+        run: The run.
+        root: Folder of data sets.
+        only: What to measure, by names of `Task.measures`; nothing for everything.
+        skip: What not to measure.
+        allow_import: The function of a user's networks that may be imported and called, as the run names it.
+        progress: Called with each stage.
+
     Raises:
+        ValueError: If there is no such measure, or the evaluation of this kind of run is always the whole.
         RuntimeError: If the run has finished and has the evaluation of its last step, and the checkpoint of that step
             is damaged: an older one would take the place of the final evaluation.
     """
@@ -85,7 +96,10 @@ def evaluate_run(
                 f"of that step. It was left as it is. To evaluate step {found.step} instead, move that file away."
             )
     task = task_of(read_config(run.config))
-    return task.evaluate(run, root=root, allow_import=allow_import, progress=progress)
+    some: dict[str, Any] = {"only": only, "skip": skip} if task.measures else {}
+    if (only or skip) and not some:
+        raise ValueError(f"Runs of {task.kind} are evaluated as a whole; leave --only and --skip out.")
+    return task.evaluate(run, root=root, allow_import=allow_import, progress=progress, **some)
 
 
 def is_evaluated(run: Run) -> bool:

@@ -60,6 +60,7 @@ class Task(ABC, Generic[C]):
         grammar: Its methods.
         baselines: The methods that others are compared with, the first one above all.
         sprites_only: Settings that other images do not have, with the value that leaves them out.
+        measures: Names of what an evaluation may be limited to; none if it is always the whole.
         module: All networks, to be looked at when a training diverges.
         steps: How many steps the training has.
         epoch_steps: How many of them are a pass through the data.
@@ -76,6 +77,7 @@ class Task(ABC, Generic[C]):
     grammar: ClassVar[Grammar]
     baselines: ClassVar[tuple[str, ...]]
     sprites_only: ClassVar[Mapping[str, Any]]
+    measures: ClassVar[tuple[str, ...]] = ()
 
     module: nn.Module
     steps: int

@@ -12,6 +12,7 @@ from orthocond.metrics.factors import DCI, dci, modularity, mutual_information, 
 from orthocond.metrics.frechet import FrechetDistance, frechet_distance
 from orthocond.metrics.geometry import PathLength, activeness, path_length, pixel_mse, projection_spectrum
 from orthocond.metrics.inception import InceptionExtractor, inception_extractor
+from orthocond.metrics.kernel import kernel_distance
 from orthocond.metrics.moments import FeatureMoments
 from orthocond.metrics.predictability import Predictability, VariationalPredictability
 
@@ -20,6 +21,7 @@ __all__ = [
     "frechet_distance",
     "FrechetDistance",
     "FeatureMoments",
+    "kernel_distance",
     "inception_extractor",
     "InceptionExtractor",
     # directions

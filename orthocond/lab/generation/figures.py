@@ -132,7 +132,7 @@ def traversals(preset: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]
 
     def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
         from orthocond.directions import compare, traverse
-        from orthocond.lab.generation.evaluate import find_directions
+        from orthocond.lab.generation.directions import find_directions
         from orthocond.lab.generation.networks import load_generator
         from orthocond.lab.runs import Run
 

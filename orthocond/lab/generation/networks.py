@@ -96,12 +96,13 @@ def sample(generator: nn.Module, count: int, random: torch.Generator) -> tuple[T
     return z, None if draw is None else draw(count, rng=random)
 
 
-def load_generator(run: Run, *, allow_import: str | None = None) -> nn.Module:
-    """The averaged generator of a run, from its last checkpoint, in evaluation mode on the CPU.
+def load_generator(run: Run, *, allow_import: str | None = None, averaged: bool = True) -> nn.Module:
+    """The generator of a run, from its last checkpoint, in evaluation mode on the CPU.
 
     Args:
         run: The run.
         allow_import: The function of a user's networks that may be imported and called, as the run names it.
+        averaged: Whether to take the average over the training, or the weights of the last step.
 
     Raises:
         NotAllowedError: If the run names another function.
@@ -114,5 +115,5 @@ def load_generator(run: Run, *, allow_import: str | None = None) -> nn.Module:
     if found is None:
         raise RuntimeError(f"{run.path} has no checkpoint yet; train it first.")
     generator = prepare(config).generator
-    generator.load_state_dict(found.state["ema"]["model"])
+    generator.load_state_dict(found.state["ema"]["model"] if averaged else found.state["generator"])
     return generator.eval().requires_grad_(False)

@@ -114,6 +114,7 @@ class GenerationTask(Task[Generation]):
         return data.load_images(config.data, root)
 
     stand_in = staticmethod(data.stand_in)
+    measures = evaluation.MEASURES
     evaluate = staticmethod(evaluation.evaluate)
     scores = staticmethod(evaluation.scores)
 
