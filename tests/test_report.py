@@ -182,6 +182,11 @@ def test_an_error_of_guessing_tells_nothing(tmp_path, error, told):
     assert ("no error is better than that of guessing, 91.7 %" in words(run)[0]) == told
 
 
+def test_conditions_that_do_not_differ_are_not_ranked(tmp_path):
+    line = words(classifier(tmp_path, "svd"), classifier(tmp_path, "nog", kappa=105.0))[1]
+    assert line == "κ(P + εI) ends about the same everywhere, at 750; κ(W) ends about the same everywhere, at 4."
+
+
 def test_many_short_seeds_are_not_called_sure(tmp_path):
     paths = [classifier(tmp_path, "svd", seed, error=20.0 + seed, pace=5) for seed in range(4)]
     paths += [classifier(tmp_path, "nog", seed, error=18.0 + seed, pace=5) for seed in range(4)]

@@ -14,6 +14,10 @@ from orthocond.lab.runs import Run
 
 pytestmark = needs_chromium
 RESULTS = Path(__file__).parent.parent / "results"
+PIXEL = (
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
+    b"\x00\x00\x00\nIDATx\x9cc\x00\x01\x00\x00\x05\x00\x01\r\n-\xb4\x00\x00\x00\x00IEND\xaeB`\x82"
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,9 @@ def runs_page(tmp_path_factory):
         for step in range(1, 41):
             jump = 0.5 * (step % 2)
             run.log(step, 0, loss=3.0 / step + jump, condition=10.0 * slope * step, weight_condition=1.0 + slope * step)
+        (run.figures / "samples-20.png").write_bytes(PIXEL)
+        spectra = {"singular_values": [[slope, 1.0]], "initial_singular_values": [[2 * slope, 1.0]]}
+        (run.path / "evaluation.json").write_text(json.dumps({"step": 40, "error": 10.0 * slope} | spectra))
         run.log(20, 0, error=50.0)
         run.log(40, 1, error=10.0 * slope, finished=True)
         run.set_status("finished", 40)
@@ -70,6 +77,8 @@ def test_drawn_without_errors_or_overflow(opened, request, name, width):
     assert tab.problems == []
     assert tab.locator(".vega svg").count() == len(_specs(file)) > 0
     for chart in tab.locator(".vega").all():
+        assert chart.get_attribute("role") == "img"
+        assert len(chart.get_attribute("aria-label").split()) > 5  # title and sentence, not "Vega visualization"
         assert chart.locator("path[stroke], path[fill]").count() > 0
         assert chart.bounding_box()["width"] > 200
     overflow = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
@@ -104,7 +113,7 @@ def test_a_line_can_be_switched_off_and_smoothed(opened, runs_page):
 
     before = lines()
     assert len(before) == 2
-    button = tab.get_by_role("button", name="svd")
+    button = tab.get_by_role("button", name="svd").first
     button.click()
     tab.wait_for_function("document.querySelectorAll('.vega')[1].querySelectorAll('.mark-line path').length === 1")
     assert button.get_attribute("aria-pressed") == "false"
@@ -126,6 +135,10 @@ def test_dark_and_print(opened, runs_page):
     assert color(dark) != color(light)
     ink = "getComputedStyle(document.querySelector('.vega svg text')).fill"
     assert dark.evaluate(ink) == dark.evaluate("getComputedStyle(document.body).color")
+    # Nobody has scrolled to the pictures, and they are there to be printed.
+    assert light.locator(".picture img").evaluate_all("l => l.map((i) => i.complete && i.naturalWidth)") == [1, 1]
+    spectrum = light.locator(".vega[aria-label^='Singular values of the treated weight before and after']")
+    assert spectrum.locator(".mark-line path").count() == 4  # two runs, before and after
     dark.emulate_media(media="print")
     assert color(dark) == "rgb(255, 255, 255)"
     assert dark.locator(".copy").first.is_hidden()

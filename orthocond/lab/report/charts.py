@@ -238,7 +238,7 @@ def spectra(before: Layers, after: Layers, names: Sequence[str]) -> Chart | None
     chart = alt.layer(
         base.mark_line(strokeWidth=1.5).encode(strokeDash=alt.StrokeDash("when:N", scale=when_scale, legend=legend)),
         base.mark_point(filled=True, size=45, tooltip=alt.TooltipContent("data")).encode(
-            opacity=alt.Opacity("when:N", scale=alt.Scale(domain=["before", "after"], range=[0.45, 1]), legend=None)
+            opacity=alt.condition("datum.when == 'before'", alt.value(0.45), alt.value(1))
         ),
     )
     text = listed([f"{where}: from {low} to {high}, κ = {k}" for where, high, low, k in rests], 6)

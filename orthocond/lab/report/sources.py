@@ -309,7 +309,7 @@ def _labels(trainings: Sequence[Training]) -> list[str]:
 def _setting(path: str, value: Any) -> str:
     if path in ("method.name", "preset"):
         return _called(str(value))
-    return f"{path.rpartition('.')[2]} {text_of(value)}"
+    return f"{path.rpartition('.')[2].replace('_', ' ')} {text_of(value)}"
 
 
 def _called(method: str) -> str:

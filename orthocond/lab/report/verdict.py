@@ -136,7 +136,7 @@ def _spread(group: Group) -> str:
 def _ended(trainings: Sequence[Training]) -> str:
     finished = sum(t.state == "finished" for t in trainings)
     if finished == len(trainings):
-        return f"All {len(trainings)} trainings finished"
+        return "Both trainings finished" if len(trainings) == 2 else f"All {len(trainings)} trainings finished"
     return f"{finished} of {len(trainings)} trainings finished"
 
 
@@ -196,11 +196,14 @@ def _conditioned_groups(groups: Sequence[Group]) -> str:
             parts.append(f"{quantity.title} ends at {quantity.write(next(iter(ends.values())))}")
         elif ends:
             low, high = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
-            same = compared(ends[high], ends[low])
-            parts.append(
-                f"{quantity.title} ends lowest with {low} ({quantity.write(ends[low])}) and highest with {high} "
-                f"({quantity.write(ends[high])}, {same})"
-            )
+            times = compared(ends[high], ends[low])
+            if times == "about the same":
+                parts.append(f"{quantity.title} ends about the same everywhere, at {quantity.write(ends[low])}")
+            else:
+                parts.append(
+                    f"{quantity.title} ends lowest with {low} ({quantity.write(ends[low])}) and highest with {high} "
+                    f"({quantity.write(ends[high])}, {times})"
+                )
     return f"{'; '.join(parts)}." if parts else "No condition numbers were logged."
 
 

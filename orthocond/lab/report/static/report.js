@@ -24,8 +24,9 @@ function smoothed(rows, reach, log) {
 
 async function draw(place, element) {
   const spec = specs[place];
-  const { view } = await window.vegaEmbed(element, spec, { actions: false, renderer: "svg", mode: "vega-lite" });
-  element.querySelector("svg")?.setAttribute("aria-hidden", "true");
+  const inner = element.appendChild(document.createElement("div"));  // Vega gives it a role and a label of its own
+  const { view } = await window.vegaEmbed(inner, spec, { actions: false, renderer: "svg", mode: "vega-lite" });
+  inner.setAttribute("aria-hidden", "true");
   return { view, rows: spec.datasets.rows, log: JSON.stringify(spec).includes('"type":"log"'), switchable: !!spec.params?.some((p) => p.name === "hidden") };
 }
 
