@@ -8,10 +8,10 @@ import torch
 
 from orthocond.directions import Directions
 from orthocond.lab.data.rendering import FACTORS, SHAPES, read_factors, render
-from orthocond.metrics import Boosting, EffectMatrix, activeness, effect_matrix, factor_report, plot_effect_matrix
+from orthocond.metrics import EffectMatrix, activeness, effect_matrix, factor_report, plot_effect_matrix
 from tests.metrics_helpers import Tiles, read_tiles, rotation
 
-FAST = Boosting(trees=40)
+FAST = 40  # trees of DCI
 NORMAL = 2**0.5 / 3.141592653589793**0.5  # mean of |N(0, 1)|
 
 
@@ -88,7 +88,7 @@ def test_sprites_are_read():
 
 
 def test_a_report_of_perfect_and_of_turned_directions():
-    settings = {"samples": 1000, "regressor": FAST, "effect_samples": 20, "names": list("abcd")}
+    settings = {"samples": 1000, "trees": FAST, "effect_samples": 20, "names": list("abcd")}
     perfect = factor_report(Tiles(), None, read_tiles, **settings)
     turned = factor_report(Tiles(), rotation(4), read_tiles, **settings)
     assert min(perfect.scores().values()) > 0.9
@@ -106,7 +106,7 @@ def test_constant_factors_are_named():
         return torch.cat([read_tiles(images)[:, :2], torch.ones(len(images), 1)], 1)
 
     report = factor_report(
-        Tiles(), None, with_constant, names=["a", "b", "c"], samples=300, effect_samples=10, regressor=FAST
+        Tiles(), None, with_constant, names=["a", "b", "c"], samples=300, effect_samples=10, trees=FAST
     )
     assert report.constant == ("c",)
     assert 0.5 < report.sap < 0.67
@@ -122,7 +122,7 @@ def test_unreadable_images_are_left_out_and_counted():
         found[found[:, 0] < 0] = torch.nan
         return found
 
-    report = factor_report(Tiles(), None, half, samples=400, effect_samples=200, regressor=FAST)
+    report = factor_report(Tiles(), None, half, samples=400, effect_samples=200, trees=FAST)
     assert report.read == pytest.approx(0.5, abs=0.1)
     assert report.samples == round(report.read * 400)
     assert 0.3 < report.effects.read < 0.6

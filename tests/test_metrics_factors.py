@@ -4,9 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from sklearn.ensemble import GradientBoostingRegressor
 
-from orthocond.metrics import Boosting, dci, modularity, mutual_information, mutual_information_gap, sap
+from orthocond.metrics import dci, modularity, mutual_information, mutual_information_gap, sap
+from orthocond.metrics._boosting import Boosting
 
 N = 1000
 
@@ -100,7 +103,7 @@ def test_random_codes_score_nothing():
 def test_one_code_for_two_factors_is_complete_but_not_disentangled():
     factors = uniform(2)
     codes = torch.stack([(factors * 8).floor() @ torch.tensor([8.0, 1.0], dtype=torch.float64), uniform(1, 3)[:, 0]], 1)
-    result = dci(codes, factors, regressor=Boosting(trees=60, depth=5))
+    result = dci(codes, factors, trees=60, depth=5)
     assert result.completeness > 0.9
     assert result.disentanglement < 0.3
 
@@ -122,7 +125,7 @@ def test_closed_forms():
 def test_classes_are_classes():
     z = uniform(3)
     classes = torch.stack([(z[:, 0] * 4).long() * 10, (z[:, 1] > 0.5).long()], 1)
-    result = dci(z, classes, regressor=Boosting(trees=40))
+    result = dci(z, classes, trees=40)
     assert result.informativeness > 0.97
     assert result.disentanglement > 0.95
     assert mutual_information_gap(z, classes) > 0.9
@@ -185,6 +188,33 @@ def test_targets_at_once_are_as_targets_alone():
         torch.testing.assert_close(found[i], other)
 
 
+def dci_by_scikit_learn(codes, factors, seed=0):
+    """Disentanglement, completeness and informativeness with scikit-learn's trees and SciPy's entropies."""
+    order = torch.randperm(len(codes), generator=torch.Generator().manual_seed(seed))
+    test, train = order.tensor_split([round(len(codes) / 3)])
+    columns, scores = [], []
+    for factor in factors.mT:
+        model = GradientBoostingRegressor(random_state=0).fit(codes[train].numpy(), factor[train].numpy())
+        columns.append(model.feature_importances_)
+        scores.append(model.score(codes[test].numpy(), factor[test].numpy()))
+    r = np.stack(columns, 1)
+    share = r.sum(1) / r.sum()
+    disentanglement = share @ (1 - scipy.stats.entropy(r, base=r.shape[1], axis=1))
+    completeness = (1 - scipy.stats.entropy(r, base=len(r), axis=0)).mean()
+    return disentanglement, completeness, np.mean(scores)
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.3, 1.0])
+def test_dci_is_that_of_scikit_learns_trees(angle):
+    factors = uniform(3, n=900) * 2 - 1
+    skew = torch.tensor([[0, -1, 2], [1, 0, -1], [-2, 1, 0]], dtype=torch.float64) / 2
+    codes = torch.cat([factors @ torch.linalg.matrix_exp(angle * skew), uniform(1, 2, n=900)], 1)
+    codes[:, 0] = codes[:, 0] ** 3
+    result = dci(codes, factors)
+    found = (result.disentanglement, result.completeness, result.informativeness)
+    assert found == pytest.approx(dci_by_scikit_learn(codes, factors), abs=5e-3)
+
+
 # errors
 
 
@@ -213,6 +243,8 @@ def test_numbers_of_codes_and_factors():
             score(z, z[:, :1])
     with pytest.raises(ValueError, match="two samples on each side"):
         dci(z, z, test_ratio=0.01)
+    with pytest.raises(ValueError, match=r"dci\(trees=...\).* got 0"):
+        dci(z, z, trees=0)
     with pytest.raises(ValueError, match="bins"):
         mutual_information(z, z, bins=1)
     with pytest.raises(ValueError, match="'width', 'quantile'; got 'log'"):

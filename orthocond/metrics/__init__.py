@@ -1,6 +1,5 @@
 """Metrics of generators and of disentanglement, in memory and offline (paper: section 6.2)."""
 
-from orthocond.metrics.boosting import Boosting
 from orthocond.metrics.effects import (
     EffectMatrix,
     FactorReport,
@@ -35,7 +34,6 @@ __all__ = [
     # directions against true factors
     "dci",
     "DCI",
-    "Boosting",
     "effect_matrix",
     "EffectMatrix",
     "factor_report",

@@ -11,7 +11,6 @@ from torch import Tensor
 from orthocond._checks import check_count, check_not_negative
 from orthocond.directions.basis import Directions, direction_rows
 from orthocond.generators import Generator, ImageGenerator, as_generator, draws_noise, images_of
-from orthocond.metrics.boosting import Boosting
 from orthocond.metrics.factors import (
     DCI,
     constant_columns,
@@ -213,7 +212,7 @@ def factor_report(
     bins: int = 20,
     binning: str = "quantile",
     spread: Tensor | None = None,
-    regressor: Boosting | None = None,
+    trees: int = 100,
     batch_size: int = 128,
     seed: int = 0,
 ) -> FactorReport:
@@ -234,7 +233,7 @@ def factor_report(
         binning: ``"quantile"``, or ``"width"`` as in the literature. With bins of equal width even a generator whose
             latents are the factors had a MIG of 0.64 (1,000 sprites), because many bins of a normal code are tails.
         spread: For the effect matrix.
-        regressor: Trees of DCI; see `dci`. They take most of the time.
+        trees: Trees of DCI; see `dci`. They take most of the time.
         batch_size: Images at a time.
         seed: Seed of latents and of the split of DCI.
 
@@ -280,7 +279,7 @@ def factor_report(
         mig=mutual_information_gap(codes, factors, bins=bins, binning=binning),
         sap=sap(codes, factors),
         modularity=modularity(codes, factors, bins=bins, binning=binning),
-        dci=dci(codes, factors, regressor=regressor, seed=seed),
+        dci=dci(codes, factors, trees=trees, seed=seed),
         information=mutual_information(codes, factors, bins=bins, binning=binning),
         effects=effects,
         constant=tuple(name for name, flat in zip(effects.factors, constant, strict=True) if flat),

