@@ -180,7 +180,7 @@ def of_condition(kappa, layout, channels=16, samples=2**14, seed=0):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("kappa", "eps", "bound", "in_float32"), [
     (1e2, 0.0, 3e-6, True),
-    (1e8, 1e-1, 3e-6, True),
+    (1e8, 1e-1, 3e-6, False),  # the ridge does not count: a layer that is observed computes the same
     (1e5, 0.0, 5e-6, False),
     (1e8, 0.0, 3e-4, False),
     (1e8, 1e-6, 3e-4, False),

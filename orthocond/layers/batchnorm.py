@@ -211,8 +211,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
                 return flat, self._combine(flat.new_zeros(self.num_features), self._identity(flat))
             check_samples(count, x.shape, name)
             self._warn_of_rank(count)
-        # Without the ridge: an observer asks for all eigenvalues, and a layer computes the same with and without one.
-        flat, found = moments(flat, self.groups, self.process_group, eps=0.0, synchronize=synchronize)
+        flat, found = moments(flat, self.groups, self.process_group, synchronize=synchronize)
         if count < 2 and all_true(torch.as_tensor(found.samples) < 2):
             check_samples(count, x.shape, name)
         if self.nonfinite == "raise":

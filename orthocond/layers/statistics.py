@@ -16,7 +16,7 @@ _CHUNK = 2**16
 # Samples of one product in float32: a longer sum loses digits, a shorter one time. With at least so many samples,
 # the errors of the products average out to 1e-8 of the largest second moment and less.
 _BLOCK, _LONGEST_BLOCK, _LEAST_SAMPLES = 256, 1024, 2**13
-# Float32 is enough where the smallest eigenvalue with the ridge is above this fraction of the largest second moment:
+# Float32 is enough where the smallest eigenvalue is above this fraction of the largest second moment:
 # the covariance after whitening is then off by 3e-6 at most, no more than rounding the whitening matrix gives.
 _RESOLVED = 2.0**-10
 # Samples that tell beforehand whether float32 will be enough.
@@ -31,9 +31,7 @@ class Moments(NamedTuple):
     samples: int | Tensor
 
 
-def moments(
-    x: Tensor, groups: int = 1, group: Any = None, *, eps: float = 0.0, synchronize: bool = False
-) -> tuple[Tensor, Moments]:
+def moments(x: Tensor, groups: int = 1, group: Any = None, *, synchronize: bool = False) -> tuple[Tensor, Moments]:
     r"""Mean :math:`\mu` and covariance :math:`E[(x - \mu)(x - \mu)^T]` of each group of channels.
 
     They are accumulated in float64 from one pass over the features, and keep no copy of them for the gradient, which
@@ -44,7 +42,6 @@ def moments(
         x: Features ``(batch, C, positions)``.
         groups: Number of equal groups of channels.
         group: Process group; None is the default group.
-        eps: Ridge that whitening will add to the eigenvalues.
         synchronize: Whether the samples of all processes of the group count.
 
     Returns:
@@ -56,7 +53,7 @@ def moments(
     if _needs_composed(x):
         mean, covariance = _composed(x, groups)
     elif count or not synchronize:
-        x, mean, covariance = _Moments.apply(x, groups, eps)
+        x, mean, covariance = _Moments.apply(x, groups)
     else:  # a process without samples still takes part in the sum, and in its gradient
         mean = x.sum((0, 2), dtype=torch.float64)
         covariance = mean.new_zeros(groups, size, size)
@@ -87,25 +84,25 @@ def _outer(mean: Tensor, groups: int) -> Tensor:
     return blocks @ blocks.mT
 
 
-def _batch_moments(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+def _batch_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and biased covariance in float64, from products of the least precision that is enough."""
     if _may_use_float32(x):
         probe = x[: max(1, _PROBE // x.shape[2])]
-        if _resolves(*_float32_moments(probe, groups), eps):
+        if _resolves(*_float32_moments(probe, groups)):
             found = _float32_moments(x, groups)
-            if _resolves(*found, eps):
+            if _resolves(*found):
                 return found
     return _float64_moments(x, groups)
 
 
 @torch.library.custom_op("orthocond::moments", mutates_args=())
-def _opaque_moments(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+def _opaque_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """The same as one node of a compiled graph, in which it can read values and take chunks."""
-    return _batch_moments(x, groups, eps)
+    return _batch_moments(x, groups)
 
 
 @_opaque_moments.register_fake
-def _(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     size = x.shape[1] // groups
     return x.new_empty(x.shape[1], dtype=torch.float64), x.new_empty(groups, size, size, dtype=torch.float64)
 
@@ -116,11 +113,11 @@ def _may_use_float32(x: Tensor) -> bool:
     return large and x.dtype == torch.float32 and can_read_freely(x)
 
 
-def _resolves(mean: Tensor, covariance: Tensor, eps: float) -> bool:
-    """Whether the smallest eigenvalue, with the ridge, is well above the errors of products in float32."""
+def _resolves(mean: Tensor, covariance: Tensor) -> bool:
+    """Whether the smallest eigenvalue is well above the errors of products in float32."""
     largest = (covariance.diagonal(dim1=-2, dim2=-1).flatten() + mean.square()).amax()
     excess = covariance.clone()
-    excess.diagonal(dim1=-2, dim2=-1).add_(eps - _RESOLVED * largest)
+    excess.diagonal(dim1=-2, dim2=-1).sub_(_RESOLVED * largest)
     return not torch.linalg.cholesky_ex(excess).info.any()  # positive definite; NaN is not
 
 
@@ -166,17 +163,17 @@ class _Moments(Function):
     """The features ``(batch, C, positions)`` as they are, their mean and covariance; saves only the features."""
 
     @staticmethod
-    def forward(x: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         if x.is_cpu and torch.compiler.is_dynamo_compiling():  # not in torch.export
-            return x.view_as(x), *_opaque_moments(x, groups, eps)
-        return x.view_as(x), *_batch_moments(x, groups, eps)
+            return x.view_as(x), *_opaque_moments(x, groups)
+        return x.view_as(x), *_batch_moments(x, groups)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.save_for_backward(inputs[0], output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, grad_mean: Tensor, grad_covariance: Tensor) -> tuple[Tensor, None]:
         # dL/dx = (G + Gᵀ)(x - μ) / n + g / n, an affine map of the features like the whitening itself.
         x, mean = ctx.saved_tensors
         count = x.shape[0] * x.shape[2]
@@ -184,6 +181,6 @@ class _Moments(Function):
         offset = grad_mean / count - (matrix @ mean.reshape(len(matrix), -1, 1)).reshape(-1)
         matrix, offset = matrix.to(x.dtype), offset.to(x.dtype)
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return grad + affine(x, matrix, offset), None, None
+            return grad + affine(x, matrix, offset), None
         # Nobody else sees the gradient that comes from the one use of the features returned above.
-        return add_affine_(grad, x, matrix, offset), None, None
+        return add_affine_(grad, x, matrix, offset), None
