@@ -37,9 +37,8 @@ def train(model, steps, generator):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(steps):
         images, labels = blobs(64, generator)
-        loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()
+        F.cross_entropy(model(images), labels).backward()
         optimizer.step()
 
 

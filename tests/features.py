@@ -3,7 +3,15 @@
 import torch
 from scipy.linalg import fractional_matrix_power
 
+from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d
+
 F64 = torch.float64
+LAYERS = {
+    2: DecorrelatedBatchNorm1d,
+    3: DecorrelatedBatchNorm1d,
+    4: DecorrelatedBatchNorm2d,
+    5: DecorrelatedBatchNorm3d,
+}
 
 
 def features(*shape, dtype=torch.float32, mean=2.0, spread=10.0):

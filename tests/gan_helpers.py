@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from lab_helpers import run_of, train
+
 from orthocond.lab.generation.config import GanData, GanMethod, GanModel, GanObjective, GanSchedule, Generation
 
 TINY = Generation(
@@ -33,3 +35,13 @@ def smooth() -> Generation:
     """
     config = eigen("nog+olr")
     return replace(config, objective=replace(config.objective, name="non-saturating"))
+
+
+def trained(tmp_path, config):
+    run = run_of(tmp_path, config)
+    assert train(config, run) == 0
+    return run
+
+
+def short(config, steps=2):
+    return replace(config, schedule=replace(config.schedule, steps=steps), sample_every=0)

@@ -30,9 +30,22 @@ def helpers_path() -> str:
     return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+def run_of(root: Path, config, name: str = "tiny") -> Run:
+    """A run that has not begun."""
+    return Run.create(root, name, config)
+
+
 def train(config, run: Run, **settings) -> int:
     """Train without the evaluation at the end."""
     return experiments.train(config, run, evaluate=False, **settings)
+
+
+def is_left_as_it_is(root: Path, config, files) -> bool:
+    """Whether training a finished run again changes none of its files."""
+    run = run_of(root, config)
+    train(config, run)
+    before = files(run)
+    return train(config, Run.open(run.path)) == 0 and files(run) == before
 
 
 class Stopped(Exception):

@@ -1,5 +1,8 @@
 """What the tests of the step treatments share."""
 
+import math
+import pickle
+
 import numpy as np
 import torch
 from torch import nn
@@ -48,3 +51,42 @@ def train(model, optimizer, data, scheduler=None):
             scheduler.step()
         losses.append(loss.item())
     return losses
+
+
+def goes_on(fresh):
+    """A model and optimizer that go on from a pickled checkpoint with the losses of those that were never saved.
+
+    Args:
+        fresh: Makes a model, its optimizer and its treatment.
+
+    Returns:
+        The treatment that went on, for three steps.
+    """
+    data = [batch() for _ in range(6)]
+    model, optimizer, _ = fresh()
+    train(model, optimizer, data[:3])
+    saved = pickle.dumps((model.state_dict(), optimizer.state_dict()))
+    losses = train(model, optimizer, data[3:])
+    model, optimizer, treatment = fresh()
+    for part, state in zip((model, optimizer), pickle.loads(saved), strict=True):
+        part.load_state_dict(state)
+    assert train(model, optimizer, data[3:]) == losses
+    return treatment
+
+
+def train_scaled(scaler, model, optimizer, twin, plain, *, steps, unscale=False):
+    """Train with a gradient scaler whose second loss is infinite, and a twin without: the weights become the same."""
+    for step in range(steps):
+        x, y = (t.float() for t in batch())
+        optimizer.zero_grad()
+        before = model[0].weight.detach().clone()
+        scaler.scale(nn.functional.mse_loss(model(x), y) * (math.inf if step == 1 else 1.0)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 1:
+            assert torch.equal(model[0].weight, before)
+        else:
+            train(twin, plain, [(x, y)])
+    torch.testing.assert_close(model[0].weight, twin[0].weight, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 from data_files import write_tree
-from lab_helpers import TINY, NanGradient, broken_off, gcp, helpers_path, killed_and_interrupted, tiny, train
+from lab_helpers import (
+    TINY,
+    NanGradient,
+    broken_off,
+    gcp,
+    helpers_path,
+    is_left_as_it_is,
+    killed_and_interrupted,
+    run_of,
+    tiny,
+    train,
+)
 from torch import nn
 
 from orthocond import SkewOrthogonalConv2d, SVDLayer, matrix_view, pre_svd_layer, spectrum
@@ -27,10 +38,6 @@ from orthocond.lab.loop import is_divergence
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import find_runs
 from orthocond.layers import DecorrelatedBatchNorm2d
-
-
-def run_of(tmp_path, config, name="tiny"):
-    return Run.create(tmp_path, name, config)
 
 
 def files(run):
@@ -203,11 +210,7 @@ def test_resumed_runs_write_the_same_file(tmp_path, method, stop):
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
-    run = run_of(tmp_path, tiny())
-    train(tiny(), run)
-    before = files(run)
-    assert train(tiny(), Run.open(run.path)) == 0
-    assert files(run) == before
+    assert is_left_as_it_is(tmp_path, tiny(), files)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
@@ -458,20 +461,6 @@ def test_errors_of_networks(model, method, error):
         build(model, Method(method), 10, torch.zeros(4, 3, 16, 16))
     with pytest.raises(TypeError, match=r"has to return a torch\.nn\.Module; it returned int"):
         build(Model("test_classification:no_network"), Method("svd"), 10, torch.zeros(4, 3, 16, 16))
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("nogg", "no method 'nogg'. Did you mean 'nog'?"),
-        ("nog+nog", "counts once"),
-        ("sn+ow", "One treatment of the weight at a time; 'sn\\+ow' has sn and ow"),
-        ("bn+nog", "bn takes no treatment but wi"),
-    ],
-)
-def test_errors_of_methods(name, error):
-    with pytest.raises(ValueError, match=error):
-        Method(name)
 
 
 def test_skew_convolutions(tmp_path):

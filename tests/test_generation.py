@@ -6,43 +6,25 @@ import numpy as np
 import pytest
 import torch
 from data_files import write_tree
-from gan_helpers import EIGEN, eigen, tiny
-from lab_helpers import NanGradient, train
+from gan_helpers import EIGEN, eigen, short, tiny, trained
+from lab_helpers import NanGradient, run_of, train
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
 from orthocond.gans import SimpleDiscriminator, SimpleGenerator
-from orthocond.lab import experiments
-from orthocond.lab.config import from_json, to_json
+from orthocond.lab.config import from_json
 from orthocond.lab.data import Pipeline
-from orthocond.lab.experiments import preset
 from orthocond.lab.factories import NotAllowedError
 from orthocond.lab.generation import task as generation
-from orthocond.lab.generation.config import GRAMMAR, GanData, GanMethod, GanModel, GanObjective, GanSchedule, Generation
+from orthocond.lab.generation.config import GRAMMAR, GanData, GanMethod, GanModel, GanObjective, Generation
 from orthocond.lab.generation.data import load_images
 from orthocond.lab.generation.networks import build, latent_layers, load_generator, prepare, sample
 from orthocond.lab.generation.pictures import picture
-from orthocond.lab.generation.presets import PRESETS
 from orthocond.lab.generation.rivals import rival_penalty
 from orthocond.lab.methods import treat_steps, weight_penalty
 from orthocond.lab.runs import Run
 from orthocond.matrix import matrix_view
-
-
-def run_of(tmp_path, config, name="tiny"):
-    return Run.create(tmp_path, name, config)
-
-
-def trained(tmp_path, config):
-    run = run_of(tmp_path, config)
-    assert train(config, run) == 0
-    return run
-
-
-def short(config, steps=2):
-    return replace(config, schedule=replace(config.schedule, steps=steps), sample_every=0)
-
 
 # Values
 
@@ -375,90 +357,6 @@ def test_signs_of_health_are_those_of_the_first_step(tmp_path):
     assert [line["last_penalty"] for line in lines] == [penalties[0]] * 4 + [penalties[4]] * 2
 
 
-# Configurations
-
-
-def test_presets_have_the_numbers_of_the_paper():
-    for name, size in (("eigengan-animeface", 128), ("eigengan-ffhq", 256)):
-        config = preset(name, "paper")
-        assert (config.data.size, config.schedule.batch_size, config.schedule.steps) == (size, 128, 500_000)
-        assert (config.model.directions, config.method.name) == (6, "ol")
-    for name, images, epochs in (("gan-celeba", 202_599, 200), ("gan-church", 126_227, 400)):
-        config = preset(name, "paper")
-        assert (config.data.size, config.schedule.batch_size, config.model.z_dim) == (128, 128, 30)
-        assert config.schedule.steps == images // 128 * epochs
-    assert preset("gan-celeba", "paper").data.resize == round(128 * 178 / 170)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_of_laptops_build_and_are_read_back(name):
-    config = preset(name)
-    assert config == experiments.preset(name)
-    assert experiments.read_config(to_json(config)) == config
-    assert experiments.task_of(config).grammar.names == GRAMMAR.names
-    generator, discriminator = build(config.model, config.data.size)
-    z, noise = sample(generator, 2, torch.Generator())
-    images = generator(z) if noise is None else generator(z, noise)
-    assert images.shape == (2, 3, config.data.size, config.data.size)
-    assert discriminator(images).shape == (2,)
-    assert sum(p.numel() for p in generator.parameters()) < 600_000
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_of_workstations_make_a_step(tmp_path, name):
-    config = preset(name, "workstation")
-    assert (config.scale, config.data.size, config.schedule.batch_size) == ("workstation", 32, 16)
-    assert experiments.read_config(to_json(config)) == config
-    data = replace(config.data, source="sprites", limit=8)
-    schedule = replace(config.schedule, steps=1, batch_size=4)
-    run = trained(tmp_path, replace(config, data=data, schedule=schedule, sample_every=0))
-    assert run.metrics()[-1]["finished"]
-    generator, discriminator = build(config.model, 32)
-    channels = 128 if config.model.name == "eigengan" else 8 * config.model.discriminator_width
-    assert max(p.shape[0] for p in discriminator.parameters() if p.ndim == 4) <= channels
-    assert sum(p.numel() for p in generator.parameters()) < 400_000
-
-
-def test_settings_of_workstations_are_those_that_were_measured():
-    faces, anime = preset("gan-celeba", "workstation"), preset("eigengan-animeface", "workstation")
-    assert faces.schedule == GanSchedule(9500, 16, 1e-3, (0.0, 0.99), constant=0.5, ema=0.998)
-    assert (faces.objective.penalty_weight, faces.objective.penalty_interval) == (0.02, 4)
-    assert (faces.model.discriminator_width, faces.model.discriminator_norm) == (48, False)
-    expected = GanSchedule(11_000, 16, 1e-3, (0.0, 0.99), constant=0.5, ema=0.997, end=0.05, importance_lr=0.03)
-    assert anime.schedule == expected
-    assert (anime.objective.penalty_weight, anime.objective.penalty_interval) == (0.05, 8)
-    assert anime.method.stiefel_scale * anime.schedule.lr == pytest.approx(0.03)
-    generator, discriminator = build(anime.model, 32)
-    assert max(p.shape[1] for p in generator.parameters() if p.ndim == 4) == 64
-    assert max(p.shape[1] for p in discriminator.parameters() if p.ndim == 4) == 128
-
-
-def test_settings_of_earlier_runs_are_read_with_what_they_meant():
-    schedule = {"steps": 1000, "batch_size": 32, "lr": 1e-3, "betas": [0.0, 0.99], "constant": 1.0, "ema": 0.99}
-    found = experiments.read_config({"kind": "generation", "schedule": schedule})
-    assert found.schedule == preset("gan-sprites").schedule
-    assert (found.schedule.end, found.schedule.importance_lr, found.schedule.discriminator_lr) == (0.0, None, None)
-
-
-def test_sizes_of_the_networks_that_were_measured_to_work():
-    generator, discriminator = build(preset("gan-celeba").model, 32)
-    assert sum(p.numel() for p in generator.parameters()) == pytest.approx(311_000, rel=0.01)
-    assert sum(p.numel() for p in discriminator.parameters()) == pytest.approx(95_000, rel=0.5)
-
-
-def test_kinds_of_experiments(tmp_path):
-    assert isinstance(experiments.read_config({"kind": "generation"}), Generation)
-    assert experiments.read_config({}).kind == "classification"
-    with pytest.raises(ValueError, match=r"no experiment of the kind 'gan'\. There are: classification, generation"):
-        experiments.read_config({"kind": "gan"})
-    with pytest.raises(ValueError, match=r"no preset 'gan-sprite'\. Did you mean 'gan-sprites'"):
-        experiments.preset("gan-sprite")
-    with pytest.raises(ValueError, match="has the scales 'paper', 'workstation', 'laptop'; got 'large'"):
-        preset("gan-sprites", "large")
-    config = short(tiny())
-    assert experiments.train(config, run_of(tmp_path, config)) == 0
-
-
 # Errors, and networks of users
 
 
@@ -490,40 +388,6 @@ def test_errors(tmp_path, settings, error):
     config = replace(tiny(), **settings)
     with pytest.raises(ValueError, match=error):
         train(config, run_of(tmp_path, config))
-
-
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: GanData(shape="disc", source="celeba-10k"), "data.shape is a setting of sprites; celeba-10k has none"),
-        (lambda: GanData(resize=8), "data.resize needs at least data.size, 16; got 8"),
-        (
-            lambda: Generation(schedule=GanSchedule(importance_lr=0.03)),
-            "schedule.importance_lr is a rate of EigenGAN's subspaces; simple has none",
-        ),
-        (lambda: GanModel("simpel"), "no GAN 'simpel'. Did you mean 'simple'"),
-        (lambda: GanMethod("noog"), "no method 'noog'. Did you mean 'nog'"),
-        (lambda: GanMethod("nog@some"), r"'nog@some' has no such layers.*nog@all, nog@inner, olr@all"),
-        (lambda: GanMethod("nog@all+olr"), "are treated in the same layers"),
-    ],
-)
-def test_settings_that_do_not_fit(make, error):
-    with pytest.raises(ValueError, match=error):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("none+nog", "none stands alone"),
-        ("nog+nog", "counts once"),
-        ("ol+ow", "One treatment of the weight at a time; 'ol\\+ow' has ol and ow"),
-        ("hp+lvp", "One rival at a time; 'hp\\+lvp' has hp and lvp"),
-    ],
-)
-def test_errors_of_methods(name, error):
-    with pytest.raises(ValueError, match=error):
-        GanMethod(name)
 
 
 def own_networks(size):

@@ -9,17 +9,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from gan_helpers import eigen, smooth, tiny
-from lab_helpers import broken_off, helpers_path, killed_and_interrupted, train
+from lab_helpers import broken_off, helpers_path, is_left_as_it_is, killed_and_interrupted, run_of, train
 
 from orthocond.lab.generation.config import GanObjective
 from orthocond.lab.runs import Run
 
 # One thread, as in this process: the number of threads changes the order of sums.
 ENVIRONMENT = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
-
-
-def run_of(tmp_path, config, name="tiny"):
-    return Run.create(tmp_path, name, config)
 
 
 def files(run):
@@ -59,11 +55,7 @@ def test_resumed_runs_write_the_same_files(tmp_path, make, method, stop):
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
-    run = run_of(tmp_path, tiny())
-    train(tiny(), run)
-    before = files(run)
-    assert train(tiny(), Run.open(run.path)) == 0
-    assert files(run) == before
+    assert is_left_as_it_is(tmp_path, tiny(), files)
 
 
 def test_killed_and_interrupted_runs_go_on_to_the_same_files(tmp_path):

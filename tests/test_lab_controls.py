@@ -8,9 +8,10 @@ from lab_helpers import tiny
 from torch import nn
 
 from orthocond import SVD, matrix_view
-from orthocond.lab.classification.config import GRAMMAR, Method, Model, Schedule
+from orthocond.lab.classification.config import Method, Model, Schedule
 from orthocond.lab.classification.networks.build import solver
 from orthocond.lab.experiments import train
+from orthocond.lab.generation.config import GanMethod
 from orthocond.lab.methods import scoped_layers, treat_steps
 from orthocond.lab.runs import Run
 
@@ -90,15 +91,23 @@ def test_released_solvers_are_those_of_the_releases(gradient):
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
+    ("method", "name", "error"),
     [
-        ("stiefel+nog", "stiefel takes no treatment but"),
-        ("stiefel+ow", "stiefel takes no treatment but"),
-        ("short+olr", "One treatment of the step length at a time"),
-        ("ow@inner", "has no such layers; there are: nog@all, nog@inner, olr@all, olr@inner"),
-        ("nog@outer", "has no such layers"),
+        (Method, "stiefel+nog", "stiefel takes no treatment but"),
+        (Method, "stiefel+ow", "stiefel takes no treatment but"),
+        (Method, "short+olr", "One treatment of the step length at a time"),
+        (Method, "ow@inner", "has no such layers; there are: nog@all, nog@inner, olr@all, olr@inner"),
+        (Method, "nog@outer", "has no such layers"),
+        (Method, "nogg", "no method 'nogg'. Did you mean 'nog'?"),
+        (Method, "nog+nog", "counts once"),
+        (Method, "sn+ow", r"One treatment of the weight at a time; 'sn\+ow' has sn and ow"),
+        (Method, "bn+nog", "bn takes no treatment but wi"),
+        (GanMethod, "none+nog", "none stands alone"),
+        (GanMethod, "nog+nog", "counts once"),
+        (GanMethod, "ol+ow", r"One treatment of the weight at a time; 'ol\+ow' has ol and ow"),
+        (GanMethod, "hp+lvp", r"One rival at a time; 'hp\+lvp' has hp and lvp"),
     ],
 )
-def test_what_does_not_go_together(name, error):
+def test_what_does_not_go_together(method, name, error):
     with pytest.raises(ValueError, match=error):
-        GRAMMAR.read(name)
+        method(name)

@@ -1,17 +1,14 @@
-import copy
 import math
 
 import pytest
 import torch
-from features import F64, channels, covariance, features, root_of, set_affine, whitened
+from features import F64, LAYERS, channels, covariance, features, root_of, set_affine, whitened
 from torch import nn
-from torch.autograd import gradcheck, gradgradcheck
 
 from orthocond.layers import (
     CovariancePool2d,
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
-    DecorrelatedBatchNorm3d,
     SVDLayer,
     WhitenColor2d,
     covariance_pool,
@@ -21,12 +18,6 @@ from orthocond.layers import (
 )
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, sqrtm
 
-LAYERS = {
-    2: DecorrelatedBatchNorm1d,
-    3: DecorrelatedBatchNorm1d,
-    4: DecorrelatedBatchNorm2d,
-    5: DecorrelatedBatchNorm3d,
-}
 SHAPES = {2: (60, 6), 3: (10, 6, 7), 4: (5, 6, 4, 5), 5: (4, 6, 3, 2, 4)}
 
 
@@ -294,78 +285,6 @@ def test_observer_sees_the_covariance_of_training_only():
     torch.testing.assert_close(coloring[0], expected)
 
 
-# gradients
-
-
-@pytest.mark.parametrize("dims", SHAPES)
-@pytest.mark.parametrize("groups", [1, 2])
-def test_gradient_of_whitening(dims, groups):
-    shape = {2: (9, 4), 3: (3, 4, 4), 4: (3, 4, 2, 2), 5: (2, 4, 2, 1, 3)}[dims]
-    x = features(*shape, dtype=F64, spread=3.0).requires_grad_()
-    layer = set_affine(LAYERS[dims](4, eps=1e-2, groups=groups)).double()
-    gradcheck(lambda x, w, b: torch.func.functional_call(layer, {"weight": w, "bias": b}, x),
-              (x, layer.weight, layer.bias))  # fmt: skip
-
-
-def test_gradient_that_can_be_differentiated_is_the_same():
-    x = features(3, 4, 2, 2, dtype=F64).requires_grad_()
-    for form in (torch.contiguous_format, torch.channels_last):
-        loss = (whiten(x.to(memory_format=form), groups=2) * torch.randn(3, 4, 2, 2, dtype=F64)).sum()
-        plain = torch.autograd.grad(loss, x, retain_graph=True)
-        torch.testing.assert_close(torch.autograd.grad(loss, x, create_graph=True), plain)
-
-
-def test_gradients_of_a_batch_of_losses():
-    x = features(3, 4, 2, 2, dtype=F64, spread=2.0).requires_grad_()
-    for form in (torch.contiguous_format, torch.channels_last):
-        gradcheck(lambda x, form=form: whiten(x.to(memory_format=form), eps=1e-2), x, check_batched_grad=True)
-
-
-def test_second_gradients():
-    x = features(3, 3, 2, 2, dtype=F64, spread=2.0).requires_grad_()
-    style = features(3, 3, 3, 1, dtype=F64, spread=2.0).flip(1).requires_grad_()
-    wide = features(1, 5, 2, 2, dtype=F64, spread=2.0).requires_grad_()
-    gradgradcheck(lambda x: whiten(x, eps=1e-2), x)
-    gradgradcheck(lambda x: whiten(x.to(memory_format=torch.channels_last), eps=1e-2), x)
-    gradgradcheck(covariance_pool, x)
-    gradgradcheck(covariance_pool, wide)
-    gradgradcheck(lambda x, s: whiten_color(x, s, eps=1e-2, per="batch"), (x, style))
-
-
-@pytest.mark.parametrize("eps", [0.0, 0.1])
-@pytest.mark.parametrize("shape", [(2, 3, 3, 3), (2, 7, 2, 2), (2, 4, 2, 2)])
-def test_gradient_of_pooling(shape, eps):
-    x = features(*shape, dtype=F64, spread=2.0).requires_grad_()
-    gradcheck(lambda x: covariance_pool(x, eps=eps), x)
-
-
-@pytest.mark.parametrize("per", ["image", "batch"])
-def test_gradient_of_coloring(per):
-    content = features(2, 3, 2, 4, dtype=F64, spread=2.0).requires_grad_()
-    style = features(2, 3, 3, 3, dtype=F64, spread=2.0).flip(1).contiguous().requires_grad_()
-    gradcheck(lambda c, s: whiten_color(c, s, alpha=0.7, eps=1e-2, per=per), (content, style))
-
-
-def test_gradient_equals_the_plain_composition():
-    """Long features, which the one pass cuts into parts, against autograd through the definition."""
-    x = features(3, 8, 160, 120, dtype=F64)
-    weight = torch.randn_like(x)
-    gradients = []
-    for compute in (whiten, _composed):
-        z = x.clone().requires_grad_()
-        (compute(z) * weight).sum().backward()
-        gradients.append(z.grad)
-    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
-
-
-def _composed(x):
-    flat = x.movedim(1, 0).flatten(1)
-    centered = flat - flat.mean(1, keepdim=True)
-    values, vectors = torch.linalg.eigh(centered @ centered.T / flat.shape[1])
-    y = (vectors * (values + 1e-5).rsqrt()) @ vectors.T @ centered
-    return y.reshape(x.shape[1], x.shape[0], *x.shape[2:]).movedim(1, 0)
-
-
 # shapes and dtypes
 
 
@@ -459,125 +378,3 @@ def test_training_stays_finite(case):
             assert torch.isfinite(parameter.grad).all()
         optimizer.step()
     assert torch.isfinite(model.eval()(x)).all()
-
-
-# errors
-
-
-def test_errors_of_whitening():
-    with pytest.raises(ValueError, match=r"needs groups that divide the channels; got 6 channels and 4 groups"):
-        DecorrelatedBatchNorm2d(6, groups=4)
-    with pytest.raises(ValueError, match="divide"):
-        whiten(torch.randn(4, 6), groups=4)
-    with pytest.raises(ValueError, match=r"needs one of 'covariance', 'whitening'; got 'mean'"):
-        DecorrelatedBatchNorm2d(6, average="mean")
-    with pytest.raises(TypeError, match=r"Add parentheses: Eigh\(\)"):
-        DecorrelatedBatchNorm2d(6, solver=Eigh)
-    layer = DecorrelatedBatchNorm2d(6)
-    with pytest.raises(ValueError, match=r"DecorrelatedBatchNorm2d needs 4-D features .* got shape \(8, 6\)"):
-        layer(torch.randn(8, 6))
-    with pytest.raises(ValueError, match="2-D or 3-D"):
-        DecorrelatedBatchNorm1d(6)(torch.randn(8, 6, 2, 2))
-    with pytest.raises(ValueError, match="built for 6 channels"):
-        layer(torch.randn(8, 5, 2, 2))
-    with pytest.raises(ValueError, match="more than one value per channel"):
-        layer(torch.randn(1, 6, 1, 1))
-    with pytest.raises(TypeError, match="floating-point"):
-        layer(torch.ones(8, 6, 2, 2, dtype=torch.int64))
-    layer.eval()(torch.randn(1, 6, 1, 1))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_features_that_are_not_finite_are_named(value):
-    x = torch.randn(2, 6, 4, 4)
-    x[1, 2, 3, 0] = value
-    other = torch.randn(2, 6, 4, 4)
-    for layer in (
-        *(whiten, covariance_pool, lambda x: whiten_color(other, x)),
-        *(CovariancePool2d(nonfinite="raise"), lambda x: WhitenColor2d(nonfinite="raise")(x, other)),
-    ):
-        with pytest.raises(ValueError, match="needs finite features; 1 of 192"):
-            layer(x)
-    for layer in (CovariancePool2d, WhitenColor2d):
-        with pytest.raises(ValueError, match="'propagate', 'raise'"):
-            layer(nonfinite="ignore")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("layer", [
-    CovariancePool2d(),
-    CovariancePool2d(eps=0.1),
-    CovariancePool2d(NewtonSchulz(steps=15)),
-    WhitenColor2d(),
-], ids=repr)  # fmt: skip
-@pytest.mark.parametrize("side", [2, 4])
-def test_image_that_is_not_finite_harms_no_other(layer, value, side):
-    """Output and gradient of the image are NaN, so that a gradient scaler skips the step; the others are as without."""
-    layer = copy.deepcopy(layer)
-    style = torch.randn(1, 6, 5, 5)
-
-    def run(x):
-        x = x.clone().requires_grad_()
-        y = layer(x) if isinstance(layer, CovariancePool2d) else layer(x, style)
-        (y * torch.linspace(-1, 1, y[0].numel()).reshape(y[0].shape)).sum().backward()
-        return y.detach(), x.grad
-
-    x = torch.randn(3, 6, side, side)
-    sound = run(x)
-    x[1, 2, 1, 0] = value
-    layer.observer = pytest.fail
-    for found, expected in zip(run(x), sound, strict=True):
-        assert found[1].isnan().all()
-        torch.testing.assert_close(found[::2], expected[::2])
-    assert layer.nonfinite_batches == 1
-    layer.observer = None
-    layer.eval()
-    run(x)
-    assert layer.nonfinite_batches == 1  # of training
-    assert not layer.state_dict()
-
-
-def test_style_or_batch_that_is_not_finite_reaches_all_images():
-    x = torch.randn(2, 6, 4, 4)
-    bad = x.clone()
-    bad[1, 2, 3, 0] = float("nan")
-    for layer, pair in ((WhitenColor2d(per="batch"), (bad, x)), (WhitenColor2d(), (x, bad[1:]))):
-        assert layer(*pair).isnan().all()
-        assert layer.nonfinite_batches == 1
-
-
-def test_scaler_skips_the_step_of_an_overflow_in_pooling():
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), CovariancePool2d(), nn.Linear(21, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    for scale, moved in ((float("inf"), False), (1.0, True)):
-        before = model[0].weight.detach().clone()
-        x = torch.randn(8, 3, 6, 6)
-        x[5] *= scale
-        optimizer.zero_grad()
-        scaler.scale(model(x).pow(2).mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(before, model[0].weight) != moved
-    assert scaler.get_scale() == 4.0
-    assert model[1].nonfinite_batches == 1
-
-
-def test_errors_of_pooling_and_coloring():
-    with pytest.raises(ValueError, match="at least two positions"):
-        covariance_pool(torch.randn(2, 6, 1, 1))
-    with pytest.raises(ValueError, match="4-D"):
-        CovariancePool2d()(torch.randn(2, 6, 5))
-    with pytest.raises(ValueError, match="at least 3-D"):
-        covariance_pool(torch.randn(2, 6))
-    with pytest.raises(ValueError, match="'triu', 'matrix'"):
-        CovariancePool2d(output="full")
-    x = torch.randn(3, 6, 4, 4)
-    with pytest.raises(ValueError, match="3 images or one"):
-        whiten_color(x, x[:2])
-    with pytest.raises(ValueError, match="6 channels"):
-        whiten_color(x, x[:, :3])
-    with pytest.raises(ValueError, match="0 to 1"):
-        whiten_color(x, x, alpha=2.0)
-    with pytest.raises(ValueError, match="'image', 'batch'"):
-        WhitenColor2d(per="pixel")

@@ -216,3 +216,16 @@ def test_compiled_layer_takes_its_moments_as_the_eager_one(monkeypatch):
         results.append((y.detach(), z.grad))
     torch.testing.assert_close(*results)
     torch.testing.assert_close(layers[0].running_covariance, layers[1].running_covariance, rtol=0, atol=0)
+
+
+def test_statistics_of_fewer_groups_can_be_loaded():
+    source = DecorrelatedBatchNorm1d(12, groups=2)
+    source(torch.randn(30, 12))
+    blocks = torch.block_diag(*source.running_covariance)
+    target = DecorrelatedBatchNorm1d(12, groups=6)
+    target.load_state_dict(source.state_dict())
+    expected = torch.stack([blocks[i : i + 2, i : i + 2] for i in range(0, 12, 2)])
+    assert torch.equal(target.running_covariance, expected)
+    for groups in (3, 1):
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            DecorrelatedBatchNorm1d(12, groups=groups).load_state_dict(source.state_dict())

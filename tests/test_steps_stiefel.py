@@ -1,6 +1,5 @@
 import copy
 import math
-import pickle
 
 import pytest
 import scipy.linalg
@@ -10,7 +9,7 @@ from torch import nn
 import orthocond as oc
 from orthocond.matrix import matrix_view
 from orthocond.steps import NearestOrthogonal, OptimalLR, Stiefel, treat
-from tests.steps_helpers import batch, haar, network, train
+from tests.steps_helpers import batch, goes_on, haar, network, train, train_scaled
 from tests.test_treat import LAYERS, OPTIMIZERS
 
 SHAPES = {"square": (6, 6), "odd": (5, 5), "wide": (4, 9), "tall": (9, 4), "row": (1, 7), "column": (7, 1)}
@@ -225,18 +224,7 @@ def test_a_gradient_scaler_changes_nothing(fused):
     treat(model[0], optimizer, manifold=Stiefel())
     treat(twin[0], plain, manifold=Stiefel())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1)
-    for step in range(5):
-        x, y = (t.float() for t in batch())
-        optimizer.zero_grad()
-        before = model[0].weight.detach().clone()
-        scaler.scale(nn.functional.mse_loss(model(x), y) * (math.inf if step == 1 else 1.0)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        if step == 1:
-            assert torch.equal(model[0].weight, before)
-        else:
-            train(twin, plain, [(x, y)])
-    torch.testing.assert_close(model[0].weight, twin[0].weight, rtol=1e-5, atol=1e-6)
+    train_scaled(scaler, model, optimizer, twin, plain, steps=5)
 
 
 def test_weights_of_one_shape_are_one_batch_and_each_has_its_own_rate():
@@ -275,22 +263,12 @@ def test_hooks_that_are_called_twice_average_once():
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
 def test_the_state_of_the_optimizer_is_all_that_resuming_needs(kind):
-    data = [batch() for _ in range(6)]
-
     def fresh():
         model = network()
         optimizer = kind(model.parameters(), lr=0.05)
         return model, optimizer, treat(model[0], optimizer, manifold=Stiefel())
 
-    model, optimizer, _ = fresh()
-    train(model, optimizer, data[:3])
-    saved = pickle.dumps((model.state_dict(), optimizer.state_dict()))
-    losses = train(model, optimizer, data[3:])
-    again, again_optimizer, _ = fresh()
-    weights, state = pickle.loads(saved)
-    again.load_state_dict(weights)
-    again_optimizer.load_state_dict(state)
-    assert train(again, again_optimizer, data[3:]) == losses
+    goes_on(fresh)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 
 from orthocond.matrix import polar
 from orthocond.steps import NearestOrthogonal, OptimalLR, treat
-from tests.steps_helpers import batch, network, train
+from tests.steps_helpers import batch, goes_on, network, train
 
 NOG = NearestOrthogonal()
 UPDATE = NearestOrthogonal(of="update")
@@ -188,23 +188,12 @@ def test_the_raw_parameter_of_a_parametrized_weight_is_treated():
 
 
 def test_training_continues_from_a_checkpoint():
-    data = [batch() for _ in range(6)]
-
     def fresh():
         model = network()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         return model, optimizer, treat(model[0], optimizer, gradient=NOG, lr=EXACT)
 
-    model, optimizer, _ = fresh()
-    train(model, optimizer, data[:3])
-    saved = pickle.dumps((model.state_dict(), optimizer.state_dict()))
-    losses = train(model, optimizer, data[3:])
-    again, again_optimizer, handle = fresh()
-    weights, state = pickle.loads(saved)
-    again.load_state_dict(weights)
-    again_optimizer.load_state_dict(state)
-    assert train(again, again_optimizer, data[3:]) == losses
-    assert handle.statistics[0].steps == 3
+    assert goes_on(fresh).statistics[0].steps == 3
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def show(config: Config, root: str | None) -> int:
     task = task_of(config)
     missing = None
     try:
-        data = task.load_data(config, root)
+        data = task.load_data(config.data, root)
     except FileNotFoundError as error:
         missing, data = error, task.stand_in(config)
     with tempfile.TemporaryDirectory() as folder:

@@ -112,7 +112,7 @@ def make(
     failures: dict[str, str] = {}
     if train and missing:
         for config in {config.data: config for config in missing}.values():
-            task_of(config).load_data(config, data_root)  # so that what is wrong with it is said once
+            task_of(config).load_data(config.data, data_root)  # so that what is wrong with it is said once
         outcomes = launch(missing, runs, jobs=jobs, data_root=data_root, progress=progress)
         failures = {o.run.path.name: o.text.strip() for o in outcomes if o.code}
         found, kept = gather(configs, runs, out)

@@ -57,7 +57,7 @@ def train(
     folder = None if root is None else str(root)
     task = task_of(config)
     accelerator = make_accelerator(config.precision, run, tracker)
-    made = task(config, task.load_data(config, folder), accelerator)
+    made = task(config, task.load_data(config.data, folder), accelerator)
     code = Loop(made, run, progress=progress, tracker=tracker).train()
     if code == 0 and evaluate and not is_evaluated(run):
         evaluate_run(run, root=folder, allow_import=config.model.name, progress=progress)

@@ -21,6 +21,7 @@ _SLOTS: dict[Slot, str] = {
 ALL, INNER = "all", "inner"
 """The scopes of a part that acts on all convolutions and linear layers, or on all convolutions but the treated layers
 themselves: ``nog@all``, ``nog@inner``."""
+_STIEFEL = ("svd", "ns", "hp", "orojar", "lvp")  # what may stand beside it: gradient and step are its own
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,13 @@ PARTS: dict[str, Part] = {
         Part("ow", "weight", "an orthogonal weight"),
         Part("wi", "weight", "a weight that starts by whitening its input (beyond the paper)"),
         Part("mow", "weight", "a weight that is orthogonal in the metric of its input (beyond the paper)"),
-        Part(
-            "stiefel",
-            "weight",
-            "an orthogonal weight that takes orthogonal steps (beyond the paper)",
-            only_with=("svd", "ns", "hp", "orojar", "lvp"),
-        ),
+        Part("stiefel", "weight", "orthogonal steps of an orthogonal weight (beyond the paper)", only_with=_STIEFEL),
         Part("nog", "gradient", "the nearest orthogonal gradient", scoped=True),
         Part("olr", "step", "the step length that brings the weight closest to orthogonal", scoped=True),
         Part("short", "step", "steps that are shortened at random, the control of OLR"),
         Part("hp", "rival", "the Hessian Penalty: latents that act on the image apart from each other"),
-        Part(
-            "orojar",
-            "rival",
-            "Orthogonal Jacobian regularization: latents that move the image in orthogonal directions",
-        ),
-        Part(
-            "lvp", "rival", "latent variational predictability: latents whose change a network can tell from the images"
-        ),
+        Part("orojar", "rival", "Orthogonal Jacobian regularization: latents that move the image orthogonally"),
+        Part("lvp", "rival", "latent variational predictability: latents whose change can be told from the images"),
     )
 }
 

@@ -98,8 +98,8 @@ class Task(ABC, Generic[C]):
 
     @staticmethod
     @abstractmethod
-    def load_data(config: C, root: str | None = None) -> Any:
-        """The images of a configuration.
+    def load_data(data: Any, root: str | None = None) -> Any:
+        """The images that the part ``data`` of a configuration names.
 
         Raises:
             FileNotFoundError: If there is no such data set.

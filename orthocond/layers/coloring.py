@@ -6,15 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
-from orthocond.layers.base import (
-    CountingSVDLayer,
-    Observer,
-    as_leaf,
-    blame_features,
-    check_features,
-    with_rank_tolerance,
-    without_nonfinite,
-)
+from orthocond.layers import base
 from orthocond.matrix import Eigh, Solver, inv_sqrtm, sqrtm
 from orthocond.matrix.solver import check_solver
 from orthocond.matrix.symmetric import add_ridge
@@ -82,7 +74,7 @@ def _whiten_color(
     solver: Solver,
     name: str,
     nonfinite: str,
-    observe: Observer | None,
+    observe: base.Observer | None,
 ) -> Tensor:
     _check_pair(content, style, alpha, per, name)
     with without_autocast(content.device):
@@ -94,15 +86,15 @@ def _whiten_color(
         finite = None
         if nonfinite == "propagate":
             (covariance, finite), (style_covariance, finite_style) = map(
-                without_nonfinite, (covariance, style_covariance)
+                base.without_nonfinite, (covariance, style_covariance)
             )
             finite = finite & finite_style
         try:
-            inverse = inv_sqrtm(covariance, eps=eps, solver=with_rank_tolerance(solver, eps, content.dtype, size))
-            root = sqrtm(style_covariance, eps=eps, solver=with_rank_tolerance(solver, eps, style.dtype, size))
+            inverse = inv_sqrtm(covariance, eps=eps, solver=base.with_rank_tolerance(solver, eps, content.dtype, size))
+            root = sqrtm(style_covariance, eps=eps, solver=base.with_rank_tolerance(solver, eps, style.dtype, size))
         except (ValueError, RuntimeError) as error:
-            blame_features(content, f"The content of {name}", error)
-            blame_features(style, f"The style of {name}", error)
+            base.blame_features(content, f"The content of {name}", error)
+            base.blame_features(style, f"The style of {name}", error)
             raise
         color = root @ inverse
         if finite is not None:
@@ -117,7 +109,7 @@ def _whiten_color(
 def _check_pair(content: object, style: object, alpha: float, per: str, name: str) -> None:
     shapes = []
     for x, role in ((content, "content"), (style, "style")):
-        x = check_features(x, f"{name}({role})", 3)
+        x = base.check_features(x, f"{name}({role})", 3)
         if math.prod(x.shape[2:]) * (len(x) if per == "batch" else 1) < 2:
             raise ValueError(f"{name} needs at least two positions per {per}; {role} has shape {tuple(x.shape)}.")
         shapes.append(x.shape)
@@ -140,7 +132,7 @@ def _moments(x: Tensor, per: str) -> tuple[Tensor, Tensor]:
     return mean, z @ z.mT / z.shape[-1]
 
 
-class WhitenColor2d(CountingSVDLayer):
+class WhitenColor2d(base.CountingSVDLayer):
     """Whitening and coloring of feature maps: `whiten_color` as a layer without parameters.
 
     Features with NaN or infinity make the output NaN, with ``per="image"`` only that of their own image, so that a
@@ -183,9 +175,9 @@ class WhitenColor2d(CountingSVDLayer):
 
     def forward(self, content: Tensor, style: Tensor) -> Tensor:
         if isinstance(content, fx.Proxy) or isinstance(style, fx.Proxy):
-            return as_leaf(self, content, style)
-        check_features(content, "WhitenColor2d(content)", (4,))
-        check_features(style, "WhitenColor2d(style)", (4,))
+            return base.as_leaf(self, content, style)
+        base.check_features(content, "WhitenColor2d(content)", (4,))
+        base.check_features(style, "WhitenColor2d(style)", (4,))
         arguments = (self.alpha, self.eps, self.per, self.solver, "WhitenColor2d", self.nonfinite, self._observe)
         y = _whiten_color(content, style, *arguments)
         self._count(y[..., 0, 0])  # NaN is in all positions or in none

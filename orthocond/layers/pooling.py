@@ -6,14 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from orthocond._checks import at_least_float32, check_choice, check_not_negative, without_autocast
-from orthocond.layers.base import (
-    CountingSVDLayer,
-    as_leaf,
-    blame_features,
-    check_features,
-    with_rank_tolerance,
-    without_nonfinite,
-)
+from orthocond.layers import base
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor, inv_sqrtm, sqrtm
 from orthocond.matrix.solver import check_solver
 from orthocond.matrix.symmetric import add_ridge
@@ -68,7 +61,7 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
 
 
 def _check_positions(x: object, name: str, dims: tuple[int, ...] | int) -> Tensor:
-    x = check_features(x, name, dims)
+    x = base.check_features(x, name, dims)
     if math.prod(x.shape[2:]) < 2:
         raise ValueError(
             f"{name} needs at least two positions in each image to compute a covariance; got shape {tuple(x.shape)}."
@@ -87,9 +80,9 @@ def _centered(x: Tensor, solver: Solver) -> Tensor:
 def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver, nonfinite: str) -> Tensor:
     with without_autocast(x.device):
         try:
-            root = _root(z, eps, with_rank_tolerance(solver, eps, x.dtype, max(z.shape[1:])), nonfinite)
+            root = _root(z, eps, base.with_rank_tolerance(solver, eps, x.dtype, max(z.shape[1:])), nonfinite)
         except (ValueError, RuntimeError) as error:
-            blame_features(x, "Covariance pooling", error)
+            base.blame_features(x, "Covariance pooling", error)
             raise
         if output == "triu":
             rows, columns = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
@@ -103,7 +96,7 @@ def _root(z: Tensor, eps: float, solver: Solver, nonfinite: str) -> Tensor:
     gram = z.mT @ z if small else z @ z.mT
     if nonfinite == "raise":
         return _root_of(gram, z, eps, solver, small)
-    gram, finite = without_nonfinite(gram)
+    gram, finite = base.without_nonfinite(gram)
     return torch.where(finite, _root_of(gram, z, eps, solver, small), torch.nan)
 
 
@@ -117,7 +110,7 @@ def _root_of(gram: Tensor, z: Tensor, eps: float, solver: Solver, small: bool) -
     return add_ridge(z @ torch.cholesky_solve(z.mT, torch.linalg.cholesky(divisor)), math.sqrt(eps))
 
 
-class CovariancePool2d(CountingSVDLayer):
+class CovariancePool2d(base.CountingSVDLayer):
     r"""Global covariance pooling of feature maps: `covariance_pool` as a layer, in place of average pooling.
 
     It has no parameters; the 1x1 convolution that usually reduces the channels before it belongs to the model.
@@ -157,7 +150,7 @@ class CovariancePool2d(CountingSVDLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, fx.Proxy):
-            return as_leaf(self, x)
+            return base.as_leaf(self, x)
         z = _centered(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
         if self.training and self.observer is not None:
             with torch.no_grad(), without_autocast(x.device):

@@ -231,19 +231,19 @@ def _is_recorded(*tensors: Tensor) -> bool:
     return any(unpack_dual(t).tangent is not None for t in tensors)
 
 
-class _Quick(Function):
-    """Call the function without the inspection of its signature that torch.func needs, which takes 40 µs a call."""
+class _KeepsInputs(Function):
+    """Keeps all tensors for both modes of differentiation, and the two settings."""
 
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        if in_transform():
-            return super().apply(*args)
-        return super(Function, cls).apply(*args)  # type: ignore[misc]
-
-
-class _RootReverse(Function):
     generate_vmap_rule = True
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.inverse, ctx.complete = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+
+class _RootReverse(_KeepsInputs):
     @staticmethod
     def forward(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
         if complete:
@@ -253,18 +253,12 @@ class _RootReverse(Function):
         return (u * f.unsqueeze(-2)) @ u.mT
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.inverse, ctx.complete = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-
-    @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         a, values, root, u = ctx.saved_tensors
         return _derivative(a, g, values, root, u, ctx.inverse, ctx.complete), None, None, None, None, None
 
 
-class _Root(_RootReverse, _Quick):
+class _Root(_RootReverse):
     @staticmethod
     def jvp(ctx: Any, ta: Tensor, *_: Any) -> Tensor:
         # The derivative is self-adjoint: forward and reverse mode apply the same operator.
@@ -272,21 +266,13 @@ class _Root(_RootReverse, _Quick):
         return _derivative(a, ta, values, root, u, ctx.inverse, ctx.complete)
 
 
-class _DerivativeReverse(Function):
+class _DerivativeReverse(_KeepsInputs):
     """Linear and self-adjoint in g."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
         with without_autocast(u.device):
             return _first_derivative(g, values, root, u, inverse, complete)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.inverse, ctx.complete = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, h: Tensor) -> tuple[Tensor | None, ...]:
@@ -298,7 +284,7 @@ class _DerivativeReverse(Function):
         return grad_a, grad_g, None, None, None, None, None
 
 
-class _Derivative(_DerivativeReverse, _Quick):
+class _Derivative(_DerivativeReverse):
     @staticmethod
     def jvp(ctx: Any, ta: Tensor | None, tg: Tensor | None, *_: Any) -> Tensor | int:
         a, g, values, root, u = ctx.saved_tensors

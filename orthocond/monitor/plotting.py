@@ -34,21 +34,9 @@ def plot(
     layer: str | None = None,
     title: str | None = None,
 ) -> Any:
-    """Draw a quantity of one or several histories over the steps.
+    """Draw a quantity of histories, by their name in the legend, over the steps; see `ConditionMonitor.plot`.
 
-    Args:
-        target: Path of the file to write, or matplotlib axes to draw on; None makes a new figure.
-        compare: Histories by the name in the legend.
-        quantity: A key of the records, such as ``"condition"``.
-        layer: Layer to draw; None draws all, and names them where a history has several.
-        title: Title of the figure.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-        ValueError: If there is nothing to draw.
+    Layers are named in the legend where a history has several.
     """
     check_choice(quantity, "plot(quantity=...)", KEYS)
     lines = [line for name, history in compare.items() for line in _lines(name, history, quantity, layer)]

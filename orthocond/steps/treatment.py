@@ -150,9 +150,7 @@ class Treatment:
         spectrum_every: int,
         optimizer_name: str,
     ) -> None:
-        self.gradient = gradient
-        self.lr = lr
-        self.manifold = manifold
+        self.gradient, self.lr, self.manifold = gradient, lr, manifold
         self.weights = weights
         self._spectrum_every = spectrum_every
         self._optimizer_name = optimizer_name

@@ -84,11 +84,7 @@ class ClassificationTask(Task[Classification]):
             )
         return None
 
-    @staticmethod
-    def load_data(config: Classification, root: str | None = None) -> Pair:
-        """Training and held-out images."""
-        return data.load_data(config.data, root)
-
+    load_data = staticmethod(data.load_data)
     stand_in = staticmethod(data.stand_in)
     evaluate = staticmethod(evaluation.evaluate)
     scores = staticmethod(evaluation.scores)

@@ -44,10 +44,10 @@ class Pipeline:
         size: Side of the crop; the images' own size if None.
         resize: Scale the shorter side to it before the crop. Images of several sizes and a ``size`` have 8/7 of
             ``size`` by default, that is 256 for 224.
+        flip: Whether to mirror half of the training images.
         crop_padding: Width of a black border around the images of which the random crop is taken; by default 4, and 0
             where images are scaled or larger than the crop.
         padding: What the border holds: ``"zeros"``, or the ``"reflection"`` of the image.
-        flip: Whether to mirror half of the training images.
         mean: The mean of each channel, or one number for all.
         std: The standard deviation of each channel, or one number for all. The defaults give images in [-1, 1].
         seed: The seed of the order and the augmentation.
@@ -79,9 +79,9 @@ class Pipeline:
     train: bool
     size: int | None = None
     resize: int | None = None
+    flip: bool = True
     crop_padding: int | None = None
     padding: Literal["zeros", "reflection"] = "zeros"
-    flip: bool = True
     mean: float | Sequence[float] = 0.5
     std: float | Sequence[float] = 0.5
     seed: int = 0

@@ -108,11 +108,7 @@ class GenerationTask(Task[Generation]):
             groups.append({"params": list(self.predictor.parameters())})
         return [discriminator, groups]
 
-    @staticmethod
-    def load_data(config: Generation, root: str | None = None) -> ImageData:
-        """The images."""
-        return data.load_images(config.data, root)
-
+    load_data = staticmethod(data.load_images)
     stand_in = staticmethod(data.stand_in)
     measures = evaluation.MEASURES
     evaluate = staticmethod(evaluation.evaluate)
