@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -111,7 +112,6 @@ CHANGES = [
     (["--ow", "skewconv"], "method.ow", "skewconv"),
     (["--solver", "svd-pade"], "method.solver", "svd-pade"),
     (["--model", "package.module:function"], "model.name", "package.module:function"),
-    (["--model.meta-layer", "bn1"], "model.meta_layer", "bn1"),
     (["--data", "cifar10"], "data.source", "cifar10"),
     (["--data.limit", "0x10"], "data.limit", 16),
     (["--seed", "7"], "seed", 7),
@@ -187,6 +187,17 @@ def test_a_file_may_be_json_and_has_the_same_constraints(chosen, tmp_path, capsy
 def test_an_empty_source_is_refused(capsys):
     assert main(["train", "dbn-sprites-small", "--data", ""]) == 2
     assert "--data.source needs a text that is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["meta-layer", "pre-svd"])
+def test_layers_are_named_in_networks_of_users_only(option, chosen, capsys):
+    tokens = ["train", "dbn-sprites-small", f"--model.{option}", "bn1"]
+    assert main([*tokens, "--model", "package.module:function"]) == 0
+    assert getattr(chosen[0][0].model, option.replace("-", "_")) == "bn1"
+    assert main(tokens) == 2
+    assert re.search(
+        rf"{option}.* names a layer of your own network.*; resnet18 has its SVD layer", capsys.readouterr().err
+    )
 
 
 def test_another_source_leaves_out_what_only_sprites_have(chosen, tmp_path):

@@ -211,6 +211,26 @@ def test_numbers_leave_the_step_of_what_is_not_finite(place, value):
     assert minimizer_by_numbers(e.new_tensor([1e300, 1.0, 1.0, 1.0]), 0.1, 0.9) == 0.9  # its square is not
 
 
+@pytest.mark.parametrize("form", ["exact", "newton", "paper"])
+@pytest.mark.parametrize(("size", "length"), [(1e80, 1e-80), (1e-80, 1e80), (1e160, 1e160), (1e-160, 1e-160)])
+def test_sizes_whose_fourth_powers_overflow(form, size, length):
+    """Scaling weight and gain by a and the direction by b scales the step by a / b."""
+    w, d = torch.randn(2, 3, 6, 4, dtype=torch.float64)
+    gains = ({}, {}) if form == "paper" else ({"gain": 1.5}, {"gain": 1.5 * size})
+    small = optimal_lr(w, d, form=form, **gains[0])
+    torch.testing.assert_close(optimal_lr(size * w, length * d, form=form, **gains[1]), small * (size / length))
+    settings = ({}, {}) if form == "paper" else ({**gains[0], "floor": 0.1}, {**gains[1], "floor": 0.1})
+    lr = float(small.abs().amax()) / 2
+    rate = OptimalLR(form, **settings[0]).rate(w, d, lr)
+    found = OptimalLR(form, **settings[1]).rate(size * w, length * d, lr * (size / length))
+    torch.testing.assert_close(found, rate * (size / length))
+
+
+def test_a_weight_far_below_its_gain():
+    w, d = 1e-80 * torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    assert float(optimal_lr(w, d)) == pytest.approx(-1)
+
+
 def test_newton_is_one_newton_step_of_the_objective():
     for shape in SHAPES.values():
         w, d = 1.5 * torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)

@@ -249,6 +249,23 @@ def test_accuracy_of_a_tall_weight_with_large_entries(map):
     assert error(module.weight.detach().double()) < 1e-5
 
 
+@pytest.mark.parametrize("scale", [1e5, 1e8, 1e11])
+@pytest.mark.parametrize("shape", [(64, 27), (33, 32), (32, 32)], ids=str)
+def test_an_exponential_of_any_size_stays_orthogonal_or_raises(shape, scale):
+    module = orthogonal(nn.Linear(shape[1], shape[0], bias=False), map="exponential")
+    raw = module.parametrizations.weight.original
+    with torch.no_grad():
+        raw.normal_(std=scale)
+    weight = module.weight
+    assert error(weight.detach().double()) < 1e-6
+    weight.sum().backward()
+    assert raw.grad.isfinite().all()
+    with torch.no_grad():
+        raw[0, 0] = 2e12
+    with pytest.raises(ValueError, match=r"needs parameters up to 1e\+12.* got 2.0e\+12. Lower the learning rate"):
+        _ = module.weight
+
+
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0, 1e3, 1e4])
 @pytest.mark.parametrize("shape", [(64, 32), (64, 27), (27, 64), (33, 32), (32, 32), (64, 300)], ids=str)
 @pytest.mark.parametrize("map", ["cayley", "exponential"])

@@ -158,9 +158,10 @@ class Directions:
             columns = {key: [row[key] for row in rows if key in row] for key in ("importance", "effect")}
             names = tuple(str(row["name"]) for row in rows)
             z_dim, kind, tie_tol = content["z_dim"], str(content["kind"]), content.get("tie_tol")
+            tie_tol = None if tie_tol is None else float(tie_tol)
             effect = torch.tensor(columns["effect"], dtype=torch.float32) if columns["effect"] else None
             importance = torch.tensor(columns["importance"], dtype=torch.float32)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
             raise ValueError(
                 f"{path} holds no directions ({type(error).__name__}: {error}). It needs JSON with z_dim, kind and "
                 "directions, each with name, vector and importance."

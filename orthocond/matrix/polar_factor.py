@@ -89,7 +89,7 @@ class GramPolar(PolarMethod):
                 return quick
         # Eigenvalues of the Gram matrix carry a rounding error of this size: smaller ones are noise.
         tol = max(_tolerance(self.rank_tol, g), math.sqrt(torch.finfo(torch.float64).eps * short))
-        work = g.double()
+        work = _of_unit_size(g)
         gram = _gram(work)
         values, vectors = decompose.eigh(gram.detach())
         return _apply_inverse_root(work, gram, values, vectors, tol).to(g.dtype)
@@ -114,7 +114,7 @@ class SVDPolar(PolarMethod):
 
     def factor(self, g: Tensor) -> Tensor:
         """See `PolarMethod.factor`."""
-        work = g.double()
+        work = _of_unit_size(g)
         wide = g.shape[-2] <= g.shape[-1]
         singular, vectors = decompose.svd((work if wide else work.mT).detach())
         values, vectors = singular.square().flip(-1), vectors.flip(-1)  # ascending, as those of eigh
@@ -243,6 +243,17 @@ def _tolerance(rank_tol: float | None, g: Tensor) -> float:
     return torch.finfo(g.dtype).eps * math.sqrt(max(g.shape[-2:])) if rank_tol is None else rank_tol
 
 
+def _of_unit_size(g: Tensor) -> Tensor:
+    """The matrices in float64. Those that are float64 already are divided by a power of two of about their size.
+
+    The polar factor does not depend on the size. The squares of its float64 entries would overflow above 1e154.
+    """
+    if g.dtype != torch.float64:
+        return g.double()
+    largest = g.detach().abs().amax((-2, -1), keepdim=True)
+    return g / torch.where((largest > 0) & (largest < math.inf), largest.log2().floor().exp2(), 1)
+
+
 def _gram(x: Tensor) -> Tensor:
     """The smaller Gram matrix."""
     return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
@@ -277,7 +288,6 @@ def _apply_inverse_root(work: Tensor, gram: Tensor, values: Tensor, vectors: Ten
     complete = all_above(values, 0.0, tol**2)
     if complete is False and not all_true(values < math.inf):
         decompose.check_finite_batch(work)
-        raise ValueError("polar needs matrices whose squares are finite in float64; scale them down first.")
     root = values if complete else root_eigenvalues(values, 0.0, tol**2)
     return _apply(apply_root(gram, values, root, vectors, True, bool(complete)), work)
 

@@ -82,10 +82,13 @@ class OptimalLR:
         Returns:
             The rates, float64, of the batch shape.
         """
-        return self.rate_from(self.coefficients(weight, direction), lr)
+        w, d, gain, unit = _of_unit_size(weight, direction, None if self.form == "paper" else self.gain)
+        scaled = torch.as_tensor(lr, dtype=unit.dtype, device=unit.device) / unit
+        return self.rate_from(_coefficients(w, d, self.form, gain), scaled) * unit
 
     def coefficients(self, weight: Tensor, direction: Tensor) -> Tensor:
         """The few numbers ``(*, k)`` the rate depends on; for several matrices with one common rate they add up."""
+        _check_matrices(weight, direction)
         return _coefficients(weight, direction, self.form, self.gain)
 
     def rate_from(self, coefficients: Tensor, lr: float | Tensor) -> Tensor:
@@ -143,10 +146,11 @@ def optimal_lr(weight: Tensor, direction: Tensor, *, form: str = "exact", gain: 
     _check_gain(gain, "optimal_lr(gain=...)")
     if form == "paper" and gain != 1:
         raise ValueError("optimal_lr(form='paper') knows no gain; use form='exact', or leave it out.")
-    coefficients = _coefficients(weight, direction, form, gain)
+    w, d, scaled_gain, unit = _of_unit_size(weight, direction, None if form == "paper" else gain)
+    coefficients = _coefficients(w, d, form, scaled_gain)
     if form == "exact":
-        return minimizer(coefficients)
-    return _newton(coefficients) if form == "newton" else _paper(coefficients)
+        return minimizer(coefficients) * unit
+    return (_newton(coefficients) if form == "newton" else _paper(coefficients)) * unit
 
 
 def _check_gain(gain: float | None, name: str) -> None:
@@ -154,8 +158,29 @@ def _check_gain(gain: float | None, name: str) -> None:
         raise ValueError(f"{name} needs a positive number, or None for the weight's own scale; got {gain!r}.")
 
 
-def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | None) -> Tensor:
-    """The quartic's e1 to e4 in ``E(η) = e0 + e1 η + … + e4 η⁴``, or ``|W|², <W, G>, |G|²`` of the paper's form."""
+def _of_unit_size(
+    weight: Tensor, direction: Tensor, gain: float | None
+) -> tuple[Tensor, Tensor, float | Tensor | None, Tensor]:
+    """Weight, direction and gain divided by powers of two of about their size, in float64, and the unit of the step.
+
+    The quartic has fourth powers of the entries, which overflow above 1e77. The unit is that of the weight and the gain
+    over that of the direction: a step of the scaled matrices times the unit is a step of the matrices.
+    """
+    _check_matrices(weight, direction)
+    w, d = weight.double(), direction.double()
+    size = w.detach().abs().amax((-2, -1))
+    size = _power_of_two(size if gain is None else size.clamp(min=gain))
+    length = _power_of_two(d.detach().abs().amax((-2, -1)))
+    scaled = None if gain is None else gain / size
+    return w / size[..., None, None], d / length[..., None, None], scaled, size / length
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    """The largest one that is not above ``x``; 1 for 0 and for what is not finite."""
+    return torch.where((x > 0) & (x < math.inf), x.log2().floor().exp2(), 1)
+
+
+def _check_matrices(weight: Tensor, direction: Tensor) -> None:
     weight = check_floating(weight, "optimal_lr")
     direction = check_floating(direction, "optimal_lr")
     if weight.ndim < 2 or weight.shape != direction.shape:
@@ -163,6 +188,10 @@ def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | No
             "optimal_lr needs weight and direction of the same shape (*, m, n); "
             f"got {tuple(weight.shape)} and {tuple(direction.shape)}."
         )
+
+
+def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | Tensor | None) -> Tensor:
+    """The quartic's e1 to e4 in ``E(η) = e0 + e1 η + … + e4 η⁴``, or ``|W|², <W, G>, |G|²`` of the paper's form."""
     with without_autocast(weight.device):
         w, d = weight.double(), direction.double()
         if form == "paper":
@@ -171,7 +200,10 @@ def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | No
             w, d = w.mT, d.mT
         a, x, c = w @ w.mT, w @ d.mT, d @ d.mT
         diagonal = a.diagonal(dim1=-2, dim2=-1)
-        diagonal -= diagonal.mean(-1, keepdim=True) if gain is None else gain**2
+        if gain is None:
+            diagonal -= diagonal.mean(-1, keepdim=True)
+        else:
+            diagonal -= gain.square().unsqueeze(-1) if isinstance(gain, Tensor) else gain**2
         # E = |A - η S + η² C|² with S = X + Xᵀ: all inner products of the three at once.
         parts = torch.stack((a, x + x.mT, c), -3).flatten(-2)
         _, a_s, a_c, _, s_s, s_c, _, _, c_c = (parts @ parts.mT).flatten(-2).unbind(-1)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from orthocond._checks import at_least_float32, check_choice, check_not_negative, warn_onnx, without_autocast
+from orthocond._checks import all_true, at_least_float32, check_choice, check_not_negative, warn_onnx, without_autocast
 from orthocond._layers import check_full_rank, find_parameter, groups_of, matrices
 from orthocond.matrix import GramPolar, polar
 from orthocond.matrix.decompose import check_finite_batch
@@ -14,6 +14,9 @@ from orthocond.weights.input_aware import FollowInput, Metric, add_relative_ridg
 
 # Share of the mean eigenvalue added to a running metric: single batches can have directions without variance.
 _RUNNING_RIDGE = 1e-4
+# Entries of a skew-symmetric matrix are angles, and an exponential of angles loses their size in machine epsilons:
+# above the first its work is in float64, above the second that would not be enough.
+_FLOAT32_ANGLE, _LARGEST_ANGLE = 1e3, 1e12
 
 
 class Orthogonal(nn.Module):
@@ -116,6 +119,14 @@ def _exponential(x: Tensor, base: Tensor) -> Tensor:
     line takes away.
     """
     rows, k = x.shape[-2:]
+    dtype, largest = x.dtype, x.detach().abs().amax()
+    if all_true(largest > _LARGEST_ANGLE):
+        raise ValueError(
+            f"orthogonal(map='exponential') needs parameters up to {_LARGEST_ANGLE:.0e}, above which rounding makes "
+            f"the weight arbitrary; got {float(largest):.1e}. Lower the learning rate, or use map='cayley'."
+        )
+    if dtype != torch.float64 and all_true(largest > _FLOAT32_ANGLE):
+        x, base = x.double(), base.double()
     if rows <= 2 * k:
         a = x @ base.mT
         q = torch.matrix_exp(a - a.mT) @ base
@@ -129,7 +140,7 @@ def _exponential(x: Tensor, base: Tensor) -> Tensor:
         lower = torch.cat([eye, torch.zeros_like(eye)], dim=-1)
         first = torch.matrix_exp(torch.cat([upper, lower], dim=-2))[..., :k]
         q = base @ first[..., :k, :] + normal @ first[..., k:, :]
-    return _orthonormalize(_orthonormalize(q))
+    return _orthonormalize(_orthonormalize(q)).to(dtype)
 
 
 def _orthonormalize(q: Tensor) -> Tensor:
@@ -203,13 +214,14 @@ def orthogonal(
         TypeError: If ``module`` is not a module, the parameter is not real floating point, or a metric is asked for a
             module whose weight does not multiply patches of its input.
         ValueError: If there is no such parameter, it has fewer than two dimensions or not full rank, or a setting is
-            not valid.
+            not valid. Later, in the forward, if the parameter of an exponential has grown above 1e12.
         RuntimeError: If the parameter is parametrized already or not initialized.
 
     Accuracy:
         Largest entry of :math:`W W^T - I` in float32, 64 x 27 to 512 x 4608: 2e-6 for ``"cayley"``, 5e-7 for
-        ``"exponential"``, 1e-7 for ``"polar"``, also where the entries of the parameter have grown to 1e3. The base is
-        stored in the dtype of the weight: treat a model after ``.double()``, not before.
+        ``"exponential"``, 1e-7 for ``"polar"``, also where the entries of the parameter have grown: to 1e3 for
+        ``"cayley"``, to 1e12 for ``"exponential"``, above which it raises. The base is stored in the dtype of the
+        weight: treat a model after ``.double()``, not before.
 
     Example:
         >>> conv = orthogonal(torch.nn.Conv2d(3, 64, 3))

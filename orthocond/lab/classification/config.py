@@ -110,7 +110,7 @@ class Model:
             without one.
         meta_layer: Name of the SVD layer in your own network, or of the batch normalization to replace by one; None
             finds the only SVD layer.
-        pre_svd: Name of the layer before it; None finds it by the flow of data.
+        pre_svd: Name of the layer before it in your own network; None finds it by the flow of data.
         momentum: Weight of a new batch in the running statistics of all normalization layers.
         whiten_all: Largest number of channels of a group if all batch normalizations decorrelate, in groups, and not
             only the one after the first convolution; None for that one alone.
@@ -133,6 +133,12 @@ class Model:
     def _fits(self) -> Self:
         if self.application == "gcp" and not self.name.startswith("resnet") and not is_factory(self.name):
             raise ValueError(f"Covariance pooling is built into the ResNets; {self.name} has none.")
+        for setting in ("meta_layer", "pre_svd"):
+            if getattr(self, setting) is not None and not is_factory(self.name):
+                raise ValueError(
+                    f"model.{setting} names a layer of your own network, package.module:function; {self.name} has its "
+                    "SVD layer and the layer before it in known places. Leave it out."
+                )
         return self
 
 
