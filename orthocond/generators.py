@@ -315,9 +315,15 @@ def _checked_z_dim(generator: object, caller: str) -> int:
 
 
 def _checked_range(values: tuple[float, float]) -> tuple[float, float]:
-    low, high = (float(v) for v in values)
+    try:
+        low, high = () if isinstance(values, str) else (float(v) for v in values)
+    except (TypeError, ValueError, OverflowError):
+        low = high = math.nan
     if not -math.inf < low < high < math.inf:
-        raise ValueError(f"Generator(range=...) needs the least and the largest pixel value; got {values}.")
+        raise ValueError(
+            "Generator(range=...) needs the least and the largest value of a pixel, such as (0, 1), or None for no "
+            f"limits; got {values!r}."
+        )
     return low, high
 
 

@@ -427,6 +427,7 @@ def test_batches():
     assert diagnose(named, ((x, 1.0), y), cross).loss == expected
     assert diagnose(named, ({"image": x, "scale": 1.0}, y), cross).loss == expected
     assert diagnose(named, [x], lambda out: cross(out, y)).loss == expected
+    assert diagnose(named, iter([(x, y), (x, 0 * y)]), cross).loss == expected
     expected = diagnose(plain, (x, y), cross).loss
     assert diagnose(plain, {"pixels": x, "label": y}, cross).loss == expected
 
@@ -435,7 +436,10 @@ def test_batches():
     ("given", "loss_fn", "error", "text"),
     [
         (3, F.mse_loss, TypeError, r"a dictionary or a loader of them; got int"),
-        ((X, X, X), F.mse_loss, ValueError, "got 3 items"),
+        ((X, X, X), F.mse_loss, ValueError, r"got 3 items.* a list of batches as iter\(batches\)"),
+        ([(X, X)], F.mse_loss, ValueError, r"A list of 1 tuples.* may be one batch or several.*iter\(batches\)"),
+        ([{"image": X}, {"image": X}], F.mse_loss, ValueError, "A list of 2 tuples, lists or dictionaries"),
+        ([], F.mse_loss, ValueError, "A list of 0"),
         ({"a": X, "b": X}, F.mse_loss, ValueError, "forward takes image, scale, labels, and 'a', 'b' are left"),
         (torch.randn(9, 4), F.cross_entropy, TypeError, r"loss_fn\(output\), as the batch has no target"),
         ((torch.randn(9, 4), 1), lambda y: y.mean(), TypeError, r"calls loss_fn\(output, target\)"),

@@ -226,6 +226,30 @@ def test_a_file_without_directions(tmp_path, text, words):
         Directions.load(tmp_path / "bad.json")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"z_dim": 2, "kind": "x", "directions": 5}',
+        '{"z_dim": 2, "kind": "x", "directions": [null]}',
+        '{"z_dim": 1, "kind": "x", "directions": [{"name": "a", "vector": [%s], "importance": 1}]}' % ("9" * 400),
+        '{"z_dim": 1, "kind": "x", "directions": [{"name": "a", "vector": [{}], "importance": 1}]}',
+        '{"z_dim": 1, "kind": "x", "directions": [{"name": "a", "vector": [1], "importance": %s}]}' % ("9" * 400),
+        '{"z_dim": 1, "kind": "x", "directions": [{"name": "a", "vector": [1], "importance": 1, "effect": {}}]}',
+        '{"z_dim": 1, "kind": "x", "tie_tol": [], "directions": [{"name": "a", "vector": [1], "importance": 1}]}',
+        '{"z_dim": 1, "kind": "x", "tie_tol": "no", "directions": [{"name": "a", "vector": [1], "importance": 1}]}',
+        '{"z_dim": 1, "kind": "x", "tie_tol": %s, "directions": [{"name": "a", "vector": [1], "importance": 1}]}'
+        % ("9" * 400),
+    ],
+    ids=lambda text: text[:20] + text[30:60],
+)
+def test_an_absurd_file_is_a_value_error(tmp_path, text):
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(ValueError, match=r"bad\.json holds no directions"):
+        Directions.load(tmp_path / "bad.json")
+
+
 def test_frozen_and_measured():
     g = Linear(dtype=torch.float32)
     found = axes(6)

@@ -36,6 +36,19 @@ def test_without_bias():
     layer.load_state_dict(old.state_dict())
 
 
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_batchnorm_whose_weight_or_bias_was_taken_off(name):
+    """``affine`` says True, the parameter is None, and torch computes without it."""
+    plain = set_affine(nn.BatchNorm2d(4))
+    plain(features(8, 4, 5, 5))
+    setattr(plain, name, None)
+    layer = convert_batchnorm(copy.deepcopy(plain))
+    assert getattr(layer, name) is None
+    x = features(6, 4, 3, 3)
+    torch.testing.assert_close(layer.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-5)
+    assert layer.train()(x).isfinite().all()
+
+
 @pytest.mark.parametrize("momentum", [-0.1, 1.1, float("nan")])
 def test_momentum_is_a_fraction(momentum):
     with pytest.raises(ValueError, match=r"momentum=\.\.\.\) needs a number from 0 to 1, or None; got"):

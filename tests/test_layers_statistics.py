@@ -297,6 +297,7 @@ def test_update_that_fails_changes_nothing():
         ([*batches_of(), torch.randn(2, 5, 6, 6)], RuntimeError),
         ([], ValueError),
         (["a"], TypeError),
+        ([*batches_of(), torch.full((2, 3, 6, 6), torch.nan)], ValueError),
     ):
         with pytest.raises(error):
             oc.update_statistics(model, loader)
@@ -304,6 +305,20 @@ def test_update_that_fails_changes_nothing():
         assert [m.training for m in model] == [True, False, True, True]
         assert (model[1].momentum, model[3].momentum) == (0.1, 0.3)
         torch.testing.assert_close(model[:2](x), expected)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_batch_that_is_not_finite_never_ends_in_the_statistics(value):
+    """Plain batch normalization averages it with the others; ours leaves it out."""
+    batches = [*batches_of(3), torch.full((2, 3, 6, 6), value)]
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(ValueError, match="NaN or infinity reached 1. The statistics are as before"):
+        oc.update_statistics(plain, batches)
+    assert torch.equal(plain[1].running_mean, torch.zeros(4))
+    ours = oc.convert_batchnorm(plain)
+    assert oc.update_statistics(ours, batches) == 4
+    assert ours[1].num_batches_tracked == 3
+    assert ours[1].running_covariance.isfinite().all()
 
 
 def test_update_needs_something_to_update():

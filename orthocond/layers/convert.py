@@ -39,7 +39,8 @@ def convert_batchnorm(
     """Replace batch normalizations by decorrelated ones that start from the same parameters and statistics.
 
     In evaluation the model computes the same as before, until training changes the statistics: the variances become a
-    diagonal covariance. Weights and biases are the same objects, so an optimizer that owns them still does.
+    diagonal covariance. Weights and biases are the same objects, so an optimizer that owns them still does; one that is
+    None stays None.
 
     Layers of exactly the types ``nn.BatchNorm1d/2d/3d`` and ``nn.SyncBatchNorm`` are replaced. The latter, which does
     not say how many dimensions it expects, becomes a `DecorrelatedBatchNorm2d` that is synchronized over the same
@@ -139,7 +140,7 @@ def _fewest_groups(channels: int, size: int) -> int:
 
 
 def _twin(old: Any, groups: int, solver: Solver, average: str) -> _DecorrelatedBatchNorm:
-    reference = next((t for t in (old.weight, old.running_mean) if t is not None), None)
+    reference = next((t for t in (old.weight, old.bias, old.running_mean) if t is not None), None)
     new = _TWINS[type(old)](
         old.num_features,
         old.eps,
@@ -155,8 +156,8 @@ def _twin(old: Any, groups: int, solver: Solver, average: str) -> _DecorrelatedB
         synchronize=type(old) is nn.SyncBatchNorm,
         process_group=getattr(old, "process_group", None),
     )
+    new.weight, new.bias = old.weight, old.bias  # either may be None, whatever ``affine`` says
     new.load_state_dict(old.state_dict())
-    new.weight, new.bias = old.weight, old.bias
     new.track_running_stats = old.track_running_stats
     new.train(old.training)
     return new

@@ -43,7 +43,8 @@ def update_statistics(
 
     Raises:
         TypeError: If a batch is of another kind and there is no ``forward``.
-        ValueError: If the model has no running statistics to update, the loader is empty, or ``batches`` is below 1.
+        ValueError: If the model has no running statistics to update, the loader is empty, ``batches`` is below 1, or
+            NaN or infinity reached a plain batch normalization; a decorrelated one leaves such batches out.
 
     Example:
         >>> from orthocond.layers import DecorrelatedBatchNorm2d
@@ -66,12 +67,22 @@ def update_statistics(
             used += 1
         if not used:
             raise ValueError("update_statistics needs batches; the loader gave none. Is it an exhausted iterator?")
+        broken = [name for name, layer in layers.items() if not _is_finite(layer)]
+        if broken:
+            raise ValueError(
+                f"update_statistics needs finite features; NaN or infinity reached {', '.join(broken)}. The statistics "
+                "are as before. Leave such batches out; orthocond.diagnose(model, batch) says where it begins in one."
+            )
         names = unreached()
     if names:
         warnings.warn(
             f"No finite batch reached {', '.join(names)}: the running statistics there stay as they were.", stacklevel=2
         )
     return used
+
+
+def _is_finite(layer: nn.Module) -> bool:
+    return all(bool(buffer.isfinite().all()) for buffer in layer.buffers())
 
 
 def _keeps_statistics(layer: nn.Module) -> bool:

@@ -54,9 +54,18 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def first_batch(model: nn.Module, batch: Any) -> Any:
-    """The first batch of a loader, on the device of the model; anything else as it is."""
+    """The first batch of a loader, on the device of the model; anything else as it is.
+
+    Raises:
+        ValueError: If the loader gives nothing, or a list may be a batch as well as a list of batches.
+    """
     if isinstance(batch, Mapping):
         return dict(batch)
+    if isinstance(batch, list) and all(isinstance(item, (tuple, list, Mapping)) for item in batch):
+        raise ValueError(
+            f"A list of {len(batch)} tuples, lists or dictionaries may be one batch or several. Pass one batch as a "
+            "tuple, (inputs, targets), and a list of batches as iter(batches)."
+        )
     if isinstance(batch, (Tensor, tuple, list, str)) or not isinstance(batch, Iterable):
         return batch
     found = next(iter(batch), None)
@@ -82,7 +91,7 @@ def split_batch(model: nn.Module, batch: Any, caller: str) -> tuple[Any, Any]:
         if len(batch) not in (1, 2):
             raise ValueError(
                 f"{caller} needs a batch (inputs, targets); got {len(batch)} items. Put several inputs into a tuple "
-                "or dictionary of their own: ((a, b), targets)."
+                "or dictionary of their own, ((a, b), targets), and pass a list of batches as iter(batches)."
             )
         return batch[0], batch[1] if len(batch) == 2 else None
     if isinstance(batch, dict):
