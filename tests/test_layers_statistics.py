@@ -312,7 +312,7 @@ def test_a_batch_that_is_not_finite_never_ends_in_the_statistics(value):
     """Plain batch normalization averages it with the others; ours leaves it out."""
     batches = [*batches_of(3), torch.full((2, 3, 6, 6), value)]
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    with pytest.raises(ValueError, match="NaN or infinity reached 1. The statistics are as before"):
+    with pytest.raises(ValueError, match=r"NaN or infinity reached 1\. The statistics are as before"):
         oc.update_statistics(plain, batches)
     assert torch.equal(plain[1].running_mean, torch.zeros(4))
     ours = oc.convert_batchnorm(plain)
