@@ -123,6 +123,10 @@ def test_plain_batch_normalization_can_start_from_whitened_patches():
 def test_the_scale_between_has_the_full_images():
     config = preset("dbn-cifar10-resnet50", "workstation")
     assert (config.data.size, config.data.in_memory, config.model.name) == (32, None, "convnet")
+    for name in ("densenet121", "mobilenetv2"):
+        config = preset(f"dbn-cifar100-{name}", "workstation")
+        assert (config.data.size, config.data.in_memory, config.model.name) == (32, None, name)
+        assert (config.schedule.fall, config.schedule.warmup) == ("linear", 0.25)
 
 
 # Errors

@@ -260,6 +260,29 @@ def test_a_folder_without_a_status_that_has_diverged(tmp_path):
 # Kept copies
 
 
+def test_headings_name_the_network_and_the_images_that_were_used(trained):
+    """The names of the paper's networks stand at the paper's scale alone."""
+    text = (_make(trained) / "table.md").read_text()
+    assert "## small ResNet, CIFAR-100, 16x16" in text
+    assert "ResNet-50" not in text
+    for table in TABLES:
+        for experiment in table.experiments:
+            for scale in ("laptop", "workstation"):
+                heading = experiment.at(scale).label
+                assert not any(name in heading for name in ("-50", "-18", "-121", "-v2")), heading
+    assert tables.TABLES["cifar-resnet50"].experiments[0].at("workstation").label == "plain ConvNet, CIFAR-10, 32x32"
+    assert tables.TABLES["gcp"].experiments[0].at("paper").label == "ResNet-18, covariance pooling, ImageNet, 224x224"
+
+
+def test_pooling_tells_how_many_failures_were_to_be_expected(tmp_path):
+    for seed, name in ((0, "svd"), (0, "nog"), (1, "svd"), (0, "ns")):
+        _train(tmp_path / "runs", _config(name, seed, "gcp-imagenet-resnet18"))
+    text = (_make(tmp_path, "gcp", seeds=2) / "table.md").read_text()
+    # Three trainings of 8 steps with 50 images; Newton-Schulz decomposes nothing. Each run says that 3 failed.
+    assert "1,200 decompositions in training, one for each image of each step, and 9 failures" in text
+    assert f"{1200 * 5 / 77e6:.2g} were to be expected" in text
+
+
 def test_tables_are_made_again_from_kept_copies_byte_for_byte(trained, figures):
     folder = _make(trained)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

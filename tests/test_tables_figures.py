@@ -127,8 +127,8 @@ def test_methods_of_one_figure_have_colors_of_their_own():
 def test_conditioning_has_both_condition_numbers_and_every_method():
     figure = figures.conditioning(_outcomes("conditioning-weight"), tables.TABLES["conditioning-weight"].rows)
     ridge, on_range = figure.axes
-    assert ridge.get_title(loc="left") == "ResNet-50, CIFAR-100: κ(P + εI)"
-    assert on_range.get_title(loc="left") == "ResNet-50, CIFAR-100: κ on the range of P"
+    assert ridge.get_title(loc="left") == "ResNet-50, CIFAR-100, 32x32: κ(P + εI)"
+    assert on_range.get_title(loc="left") == "ResNet-50, CIFAR-100, 32x32: κ on the range of P"
     for axes in figure.axes:
         assert axes.get_yscale() == "log"
         assert {text.get_text() for text in axes.texts} == {"SVD", "SN", "OL", "OW", "NS iteration"}

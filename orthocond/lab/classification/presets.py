@@ -22,9 +22,17 @@ _CIFAR_MEDIUM = Schedule(
     nesterov=True,
     label_smoothing=0.1,
 )
+_CIFAR_LONGER = replace(_CIFAR_MEDIUM, epochs=20)
 
 
-def _dbn(name: str, source: str, paper: Model, laptop: Model, epochs: int = 20) -> dict[Scale, Classification]:
+def _dbn(
+    name: str,
+    source: str,
+    paper: Model,
+    laptop: Model,
+    workstation: Model = _CONVNET,
+    schedule: Schedule = _CIFAR_LONGER,
+) -> dict[Scale, Classification]:
     return {
         "paper": Classification(
             name, "paper", data=replace(_CIFAR, source=source), model=paper, schedule=_CIFAR_SCHEDULE
@@ -33,8 +41,8 @@ def _dbn(name: str, source: str, paper: Model, laptop: Model, epochs: int = 20) 
             name,
             "workstation",
             data=replace(_CIFAR, source=source, padding="reflection"),
-            model=_CONVNET,
-            schedule=replace(_CIFAR_MEDIUM, epochs=epochs),
+            model=workstation,
+            schedule=schedule,
             log_every=25,
         ),
         "laptop": Classification(
@@ -44,8 +52,18 @@ def _dbn(name: str, source: str, paper: Model, laptop: Model, epochs: int = 20) 
 
 
 _RESNET = Model("resnet50"), Model("resnet50", depths=(1, 1, 1), width=16)
-_DENSENET = Model("densenet121"), Model("densenet121", depths=(2, 2, 2), width=16)
-_MOBILENET = Model("mobilenetv2"), Model("mobilenetv2", depths=(1, 1, 1, 1), width=256)
+_DENSENET = (
+    Model("densenet121"),
+    Model("densenet121", depths=(2, 2, 2), width=16),
+    Model("densenet121", depths=(1, 3, 4), width=16, momentum=0.3),
+)
+_MOBILENET = (
+    Model("mobilenetv2"),
+    Model("mobilenetv2", depths=(1, 1, 1, 1), width=256),
+    Model("mobilenetv2", depths=(1, 2, 2, 2, 1), width=320, momentum=0.3),
+)
+# For these two: images that cost three times as much as those of the plain network, and more steps of fewer of them.
+_OTHERS = replace(_CIFAR_MEDIUM, epochs=12, batch_size=125, lr=0.1)
 # The network of the scale workstation, and a smaller one that takes a third of the time: enough for many seeds.
 _SMALL_CONVNET = replace(_CONVNET, width=32, depths=(1, 1, 1))
 _SPRITES = Classification(
@@ -81,7 +99,7 @@ _SMALL_IMAGES = replace(
 
 
 def _convnets(name: str, source: str, epochs: int) -> dict[Scale, Classification]:
-    large = _dbn(name, source, *_RESNET, epochs=epochs)["workstation"]
+    large = _dbn(name, source, *_RESNET, schedule=replace(_CIFAR_MEDIUM, epochs=epochs))["workstation"]
     schedule = replace(large.schedule, epochs=(2 * epochs) // 5)
     return {
         "paper": replace(large, scale="paper"),
@@ -91,12 +109,12 @@ def _convnets(name: str, source: str, epochs: int) -> dict[Scale, Classification
 
 
 PRESETS: dict[str, dict[Scale, Classification]] = {
-    "dbn-cifar10-resnet50": _dbn("dbn-cifar10-resnet50", "cifar10", *_RESNET, epochs=10),
+    "dbn-cifar10-resnet50": _dbn("dbn-cifar10-resnet50", "cifar10", *_RESNET, schedule=_CIFAR_MEDIUM),
     "dbn-cifar10-convnet": _convnets("dbn-cifar10-convnet", "cifar10", 10),
     "dbn-cifar100-convnet": _convnets("dbn-cifar100-convnet", "cifar100", 20),
     "dbn-cifar100-resnet50": _dbn("dbn-cifar100-resnet50", "cifar100", *_RESNET),
-    "dbn-cifar100-densenet121": _dbn("dbn-cifar100-densenet121", "cifar100", *_DENSENET),
-    "dbn-cifar100-mobilenetv2": _dbn("dbn-cifar100-mobilenetv2", "cifar100", *_MOBILENET),
+    "dbn-cifar100-densenet121": _dbn("dbn-cifar100-densenet121", "cifar100", *_DENSENET, _OTHERS),
+    "dbn-cifar100-mobilenetv2": _dbn("dbn-cifar100-mobilenetv2", "cifar100", *_MOBILENET, _OTHERS),
     "gcp-imagenet-resnet18": {
         "paper": _GCP,
         "workstation": replace(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from orthocond.lab.classification.config import Method
 from orthocond.lab.classification.data import load_data, pipeline
+from orthocond.lab.classification.paper import PAPER_RATE
 from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.config import Config, Scale, change
 from orthocond.lab.data import Pipeline
@@ -29,9 +30,6 @@ from orthocond.lab.tables.text import grid, power, write_json
 from orthocond.layers.base import with_rank_tolerance
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, Solver, inv_sqrtm, solver_failures
 from orthocond.weights import patch_covariance
-
-PAPER_RATE = 5 / 77e6
-"""Failures of a decomposition in the paper: 5 in a training of about 77 million."""
 
 WRONG = 0.1
 """Relative error of a value or gradient above which it counts as wrong."""

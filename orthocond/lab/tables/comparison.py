@@ -91,6 +91,7 @@ class Experiment:
         numbers: The paper's numbers by the name of a measure and of a method.
         facts: The paper's facts by the key of a fact and the name of a method.
         paper_runs: Trainings behind each of the paper's means.
+        labels: Its heading at the scales whose network and data are others.
     """
 
     label: str
@@ -99,6 +100,11 @@ class Experiment:
     numbers: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     paper_runs: int = 1
+    labels: Mapping[Scale, str] = field(default_factory=dict)
+
+    def at(self, scale: Scale) -> "Experiment":
+        """The experiment with the heading of a scale."""
+        return replace(self, label=self.labels.get(scale, self.label))
 
     def config(self, scale: Scale, method: Any, seed: int) -> Config:
         """The configuration of one training."""
@@ -174,6 +180,7 @@ class Comparison(Table):
         notes: What a reader has to know.
         baseline: Name of the method that others are compared with.
         label: Gives the name of a method for people.
+        findings: Gives notes that follow from the trainings.
     """
 
     experiments: tuple[Experiment, ...]
@@ -184,6 +191,7 @@ class Comparison(Table):
     notes: tuple[str, ...] = ()
     baseline: str = "svd"
     label: Callable[[Any], str] = label
+    findings: Callable[[Sequence[Outcome]], Sequence[str]] = lambda _: ()
 
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """All rows of a seed before those of the next, so that a table can be looked at early."""
@@ -219,6 +227,7 @@ class Comparison(Table):
             "figures": figures,
             "notes": [
                 *self.notes,
+                *self.findings(outcomes),
                 *_scale_notes(material.scale),
                 *_protocols(outcomes),
                 *_unmeasured(outcomes),
@@ -229,6 +238,7 @@ class Comparison(Table):
         write_text(content, folder)
 
     def _outcome(self, experiment: Experiment, material: Material) -> Outcome:
+        experiment = experiment.at(material.scale)
         records: dict[Any, list[Record]] = {}
         rows = []
         for method in self.rows:
@@ -343,7 +353,7 @@ def _scale_notes(scale: Scale) -> tuple[str, ...]:
     if scale == "paper":
         return ()
     return (
-        "Network, images and epochs are those of a laptop: our absolute numbers cannot be compared with the paper's, "
+        f"Network, images and epochs are those of a {scale}: our absolute numbers cannot be compared with the paper's, "
         "only the signs and sizes of differences between rows.",
     )
 
