@@ -30,6 +30,7 @@ html_show_sourcelink = False
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_inherit_docstrings = False  # no words of nn.Module about forward
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 72  # else one argument a line

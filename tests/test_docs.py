@@ -37,11 +37,11 @@ def test_links_and_pictures_lead_somewhere(page):
 
 def test_prompts_go_and_results_become_comments():
     text = (
-        ">>> _ = torch.manual_seed(0)\n>>> for i in range(2):\n...     print(i)\n0\n1\n"
+        ">>> import torch\n>>> _ = torch.manual_seed(0)\n>>> for i in range(2):\n...     print(i)\n0\n1\n"
         ">>> int('x')\nTraceback (most recent call last):\nValueError: no\n"
     )
     assert doctests.without_prompts(text) == (
-        "torch.manual_seed(0)\nfor i in range(2):\n    print(i)\n# 0\n# 1\nint('x')\n# ValueError: no"
+        "import torch\n\ntorch.manual_seed(0)\nfor i in range(2):\n    print(i)\n# 0\n# 1\nint('x')\n# ValueError: no"
     )
 
 

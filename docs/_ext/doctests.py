@@ -11,10 +11,18 @@ _FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def without_prompts(text: str) -> str:
     """The code of a doctest, each result in comments below its line."""
     lines: list[str] = []
+    before = ""
     for part in doctest.DocTestParser().parse(text):
         if isinstance(part, doctest.Example):
             source = re.sub(r"\s*# doctest:.*", "", part.source.rstrip())
-            lines += re.sub(r"^_ = (?=torch\.manual_seed)", "", source).splitlines()
+            source = re.sub(r"^(\s*)_ = (?=torch\.manual_seed)", r"\1", source, flags=re.MULTILINE)
+            kind = {"import": "import", "from": "import", "def": "block", "class": "block"}.get(
+                source.split()[0], "line"
+            )
+            if lines and lines[-1] and (kind != before or kind == "block"):
+                lines.append("")  # around imports, functions and classes
+            before = kind
+            lines += source.splitlines()
             result = part.exc_msg if part.exc_msg is not None else part.want
             lines += [("# " + line.replace("<BLANKLINE>", "")).rstrip() for line in result.rstrip().splitlines()]
         elif lines and part.strip(" ") == "\n":

@@ -36,13 +36,17 @@ class Snippets(SphinxTransform):
                 continue
             code = doctests.without_prompts(code)
             if "/generated/" in self.env.docname:
-                needed = [name for name in doctests.missing_names(code) if name in IMPORTS]
-                code = "\n".join([*sorted(IMPORTS[name] for name in needed), code])
+                code = self.with_imports(code)
             whole += code + "\n"
             node.replace_self(nodes.literal_block(code, code, language="python"))
         missing = doctests.missing_names(whole)
         if missing:
             logger.warning("snippets are not complete, they lack %s", ", ".join(missing), location=self.env.docname)
+
+    def with_imports(self, code: str) -> str:
+        needed = [IMPORTS[name] for name in doctests.missing_names(code) if name in IMPORTS]
+        needed.sort(key=lambda line: (line.startswith("from orthocond"), line.startswith("from"), line))
+        return "\n".join([*needed, *([""] if needed and "import" not in code.partition("\n")[0] else []), code])
 
 
 class NamesAreLinks(SphinxPostTransform):
