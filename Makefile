@@ -37,6 +37,7 @@ bench: .venv/.dev  ## time everything beside its baselines (25 minutes); results
 	$(BIN)/python benchmarks/precision.py --output docs/precision.md
 
 docs: .venv/.docs  ## build the documentation in docs/_build
+	rm -rf docs/api/generated
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
