@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: help demo test test-browser test-integrations test-slow bench docs docs-check docs-figures docs-versioned dist clean
+.PHONY: help demo test test-browser test-cluster test-integrations test-slow bench docs docs-check docs-figures docs-versioned dist clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
@@ -26,6 +26,10 @@ test-browser: .venv/.dev  ## the pages in a real browser; installs Debian's Chro
 test-integrations: .venv/.dev  ## the examples with Lightning and the Trainer of Hugging Face; installs both
 	$(BIN)/python -m pip install -q -c constraints.txt "lightning>=2.6.4" transformers
 	$(BIN)/python -m pytest tests/test_examples.py -k loops_of_others
+
+test-cluster: .venv/.dev  ## tables on a real Slurm, which is started for it; installs Debian's if there is none, needs root
+	command -v /usr/sbin/slurmctld >/dev/null || apt-get install -y slurm-wlm munge
+	$(BIN)/python -m pytest -m cluster tests/test_cluster.py
 
 test-slow: .venv/.dev  ## the longer checks that `make test` leaves out
 	$(BIN)/python -m pytest -m slow --timeout 1800

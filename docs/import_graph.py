@@ -13,7 +13,7 @@ import networkx as nx
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "architecture.md"
 BEGIN, END = "<!-- import graph: begin -->", "<!-- import graph: end -->"
-_WHOLE = ("data", "runs", "explorer", "report")  # packages of the lab that are one room
+_WHOLE = ("data", "runs", "explorer", "report", "launch")  # packages of the lab that are one room
 
 
 def room(module: str) -> str:

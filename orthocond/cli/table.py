@@ -1,12 +1,27 @@
 """``orthocond table``: the paper's tables and figures, from runs."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
 
 from orthocond.cli.report import add_report
-from orthocond.cli.settings import PositiveInt
-from orthocond.lab.config import Scale
+from orthocond.cli.settings import PositiveInt, read_file
+from orthocond.lab.config import Scale, from_json
 from orthocond.lab.errors import UsageError
 from orthocond.lab.text import nearest
+
+if TYPE_CHECKING:
+    from orthocond.lab.launch import Executor
+    from orthocond.lab.launch.overview import Standing
+
+_SLURM = Group.create_ordered("Slurm")
+
+
+def _option(name: str | None = None, **settings: Any) -> Parameter:
+    return Parameter(name=name, group=_SLURM, **settings)
 
 
 def table(
@@ -22,11 +37,27 @@ def table(
     data_root: Path | None = None,
     report: bool = True,
     quiet: bool = False,
-) -> None:
+    status: Annotated[bool, Parameter(negative=())] = False,
+    cancel: Annotated[bool, Parameter(negative=())] = False,
+    executor: Annotated[Literal["local", "slurm"], _option()] = "local",
+    cluster: Annotated[Path | None, _option()] = None,
+    partition: Annotated[str | None, _option()] = None,
+    time: Annotated[str | None, _option()] = None,
+    gpus: Annotated[int | None, _option()] = None,
+    nodes: Annotated[PositiveInt | None, _option()] = None,
+    cpus: Annotated[PositiveInt | None, _option()] = None,
+    memory: Annotated[str | None, _option()] = None,
+    array_size: Annotated[PositiveInt | None, _option()] = None,
+    option: Annotated[tuple[str, ...], _option(negative_iterable=())] = (),
+    on_interrupt: Annotated[Literal["leave", "cancel"], _option()] = "leave",
+) -> int:
     """Make a table or figure of the paper, and train what is missing for it.
 
     Ours stands beside the paper's: mean and spread over seeds, and whether a difference is significant. Trainings that
     are finished are not repeated, those that were stopped go on. Its report, a page with curves, stands beside it.
+
+    With `--executor slurm` every training is a job. Ctrl-C leaves the jobs; `--status` shows them, and the same command
+    watches them again, submits what was lost, and makes the table at the end.
 
     Args:
         name: Which table or figure; without a name, they are listed.
@@ -34,11 +65,24 @@ def table(
         seeds: Trainings of each row.
         runs: Folder of the runs.
         out: Folder for the table.
-        jobs: Trainings at a time; the number of cores if not given.
+        jobs: Trainings at a time; the number of cores if not given, and on Slurm as many as there is room for.
         train: Whether to train what is missing.
         data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
         report: Whether to write the report.
         quiet: Show no progress.
+        status: Train nothing; show where every training stands.
+        cancel: Train nothing; cancel the jobs of this table on Slurm. Each saves its state.
+        executor: Where to train: on this machine, or as jobs of Slurm.
+        cluster: TOML file with what follows, by the same names. Options go before it.
+        partition: Which machines.
+        time: Time limit of a job, such as 24:00:00. A training that needs longer goes on in another job.
+        gpus: GPUs on each machine.
+        nodes: Machines of one training.
+        cpus: Cores on each machine.
+        memory: Memory on each machine, such as 32G.
+        array_size: Jobs of one array at most.
+        option: Another option of sbatch, such as account=lab; may be given several times.
+        on_interrupt: What Ctrl-C does to the jobs.
     """
     from orthocond.lab import catalog as tables
     from orthocond.lab.display import Display
@@ -48,16 +92,94 @@ def table(
     if name is None:
         for each in names:
             print(f"{each:28s} {tables.describe(each)}")
-        return
+        return 0
     if name not in names:
         raise UsageError(f"There is no table {name!r}.{nearest(name, names)} There are: {', '.join(names)}.")
+    what: dict[str, Any] = {"scale": scale, "seeds": seeds, "runs": runs, "out": out}
+    if status:
+        return _show_status(lambda: tables.status(name, **what), quiet)
+    if cancel:
+        return _cancel(tables.status(name, **what))
+    asked: dict[str, Any] = {"partition": partition, "time": time, "gpus": gpus, "nodes": nodes, "cpus": cpus}
+    asked |= {"memory": memory, "array_size": array_size}
+    asked["options"] = dict(_pair(text) for text in option) or None
+    where = _executor(executor, cluster, asked, jobs, on_interrupt)
     root = None if data_root is None else str(data_root)
-    missing = tables.plan(name, scale=scale, seeds=seeds, runs=runs, out=out) if train else []
+    missing = tables.plan(name, **what) if train else []
     with Display([name_of(config) for config in missing], quiet=quiet) as display:
         folder = tables.make(
-            name, scale=scale, seeds=seeds, runs=runs, out=out, jobs=jobs, data_root=root, train=train, progress=display
+            name, **what, jobs=jobs, executor=where, data_root=root, train=train, progress=display, say=display.say
         )
     print((folder / "table.md").read_text(encoding="utf-8"))
     print(f"Written to {folder}")
     if report:
         add_report(folder)
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str | bool]:
+    """The name and value of an option of sbatch; one without value is a switch."""
+    name, equals, value = text.removeprefix("--").partition("=")
+    if not name:
+        raise UsageError(f"--option needs a name with or without a value, such as account=lab; got {text!r}.")
+    return name, value if equals else True
+
+
+def _executor(
+    kind: str, file: Path | None, asked: dict[str, Any], jobs: int | None, on_interrupt: Literal["leave", "cancel"]
+) -> "Executor | None":
+    """The executor that was asked for; None for this machine."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    if kind == "local":
+        if given or file is not None:
+            first = "cluster" if file is not None else next(iter(given)).replace("options", "option").replace("_", "-")
+            raise UsageError(f"--{first} is for a cluster: add --executor slurm.")
+        return None
+    from orthocond.lab.launch import Cluster, Slurm
+
+    values = read_file(file) if file is not None else {}
+    given["options"] = values.get("options", {}) | given.get("options", {})
+    try:
+        return Slurm(from_json(Cluster, values | given), jobs=jobs, on_interrupt=on_interrupt)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{f'{file}: ' if file is not None else ''}{error}") from error
+
+
+def _show_status(look: Any, quiet: bool) -> int:
+    """Print where every training stands; in a terminal, go on until they have ended or Ctrl-C."""
+    from orthocond.lab.display import Display, is_plain
+    from orthocond.lab.launch.overview import LIVE, follow
+
+    found = look()
+    _print(found)
+    if quiet or is_plain() or not any(standing.state in LIVE for standing in found):
+        return 0
+    print("Ctrl-C leaves this display; the trainings go on.")
+    try:
+        with Display([standing.name for standing in found]) as display:
+            found = follow(look, display)
+    except KeyboardInterrupt:
+        return 0
+    _print(found)
+    return 0
+
+
+def _print(found: "Sequence[Standing]") -> None:
+    from rich.console import Console
+
+    from orthocond.cli.terminal import make_table
+
+    rows = [(s.name, s.state, f"{s.step} of {s.steps}" if s.steps else str(s.step), s.job, s.note) for s in found]
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(make_table("", ("training", "state", "step", "job", "note"), rows))
+    console.print(", ".join(f"{count} {state}" for state, count in Counter(s.state for s in found).items()))
+
+
+def _cancel(found: "Sequence[Standing]") -> int:
+    from orthocond.lab.launch.overview import LIVE
+    from orthocond.lab.launch.slurm import cancel
+
+    ids = [standing.job for standing in found if standing.job and standing.state in LIVE]
+    cancel(ids)
+    print(f"{len(ids)} jobs cancelled; each saves its state." if ids else "No training of this table has a job.")
+    return 0

@@ -43,8 +43,10 @@ def command(tokens: Sequence[str]) -> Callable[..., int]:
         UsageError: If they tell none and do not ask for help.
     """
     helps = bool({"--help", "-h"} & set(tokens))
-    if os.environ.get("WORLD_SIZE", "1") != "1" and not helps:
-        _join_processes()
+    if os.environ.get("WORLD_SIZE", "1") != "1" and not helps:  # else nothing heavy is needed yet
+        from orthocond.lab.devices import join_processes
+
+        join_processes()
     start = _start(complete(["train", *tokens])[1:])
     if start is None and not helps:
         raise UsageError(_no_preset("--resume" in tokens))
@@ -60,14 +62,6 @@ def command(tokens: Sequence[str]) -> Callable[..., int]:
     )
     chosen.__annotations__ = {p.name: p.annotation for p in parameters}
     return chosen
-
-
-def _join_processes() -> None:
-    """Let the processes of torchrun find each other before the first of them makes a folder."""
-    import torch
-    from accelerate import PartialState
-
-    PartialState(cpu=not torch.accelerator.is_available())
 
 
 def _start(tokens: Sequence[str]) -> Config | None:
@@ -176,6 +170,7 @@ def _train(
 ) -> int:
     from orthocond.cli.evaluate import show_scores
     from orthocond.lab import experiments
+    from orthocond.lab.devices import part_processes
     from orthocond.lab.display import Display
     from orthocond.lab.progress import Progress
     from orthocond.lab.runs import Run, ranks
@@ -205,7 +200,7 @@ def _train(
         elif speaks:
             print(_announcement(run, None), flush=True)
             announced = True
-        _part_processes()
+        part_processes()
         if evaluate and speaks and code == 0 and not experiments.is_evaluated(run):
             _evaluate(run, config, root, show, quiet)
     if speaks:
@@ -250,16 +245,6 @@ def _reported_if_diverged(run: "Run", config: Config, report: bool) -> Iterator[
         if report:
             add_report(run.path, config.model.name)
         raise
-
-
-def _part_processes() -> None:
-    """End the group of processes: what follows is done by one of them."""
-    from orthocond.lab.runs import ranks
-
-    if ranks.world_size() > 1:
-        from accelerate import PartialState
-
-        PartialState().destroy_process_group()
 
 
 @contextlib.contextmanager

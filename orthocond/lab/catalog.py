@@ -9,7 +9,8 @@ from orthocond.lab.classification import tables as classification
 from orthocond.lab.config import Config, Scale
 from orthocond.lab.experiments import task_of
 from orthocond.lab.generation import tables as generation
-from orthocond.lab.launch import launch
+from orthocond.lab.launch import Ending, Executor, launch
+from orthocond.lab.launch.overview import Standing, standings
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs.finding import name_of
 from orthocond.lab.tables.records import Record, gather, keep
@@ -67,6 +68,23 @@ def plan(
     return _missing(configs, *gather(configs, runs, out))
 
 
+def status(
+    name: str,
+    *,
+    scale: Scale = "laptop",
+    seeds: int = 5,
+    runs: str | PathLike[str] = "runs",
+    out: str | PathLike[str] = "results",
+) -> list[Standing]:
+    """Where every training of a table stands, on this machine or a cluster; nothing is started or changed.
+
+    Raises:
+        ValueError: If there is no such table, scale, or number of seeds.
+    """
+    configs = _configs(_find(name), scale, seeds)
+    return standings(configs, runs, kept=gather(configs, runs, out)[1])
+
+
 def make(
     name: str,
     *,
@@ -75,9 +93,11 @@ def make(
     runs: str | PathLike[str] = "runs",
     out: str | PathLike[str] = "results",
     jobs: int | None = None,
+    executor: Executor | None = None,
     data_root: str | None = None,
     train: bool = True,
     progress: Callable[[int, Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Path:
     """Make a table: train what is missing, and write it with its figures.
 
@@ -91,10 +111,12 @@ def make(
         seeds: How many seeds, from 0.
         runs: Folder of runs.
         out: Folder of results.
-        jobs: Trainings at a time.
+        jobs: Trainings at a time on this machine.
+        executor: Where to train instead, such as `orthocond.lab.launch.Slurm`.
         data_root: Folder of data sets.
         train: Whether to train what is missing; otherwise the table says what is missing.
-        progress: Called with the place of a training in `plan`, and where it stands; from several threads.
+        progress: Called with the place of a training in `plan`, and where it stands.
+        say: Called with news of jobs.
 
     Returns:
         The folder of the table: ``out/<name>``, with ``-paper`` at the end for the paper's scale.
@@ -109,19 +131,21 @@ def make(
     configs = _configs(table, scale, seeds)
     found, kept = gather(configs, runs, out)
     missing = _missing(configs, found, kept)
-    failures: dict[str, str] = {}
+    failures: dict[str, Ending] = {}
     if train and missing:
         for config in {config.data: config for config in missing}.values():
             task_of(config).load_data(config.data, data_root)  # so that what is wrong with it is said once
-        outcomes = launch(missing, runs, jobs=jobs, data_root=data_root, progress=progress)
-        failures = {o.run.path.name: o.text.strip() for o in outcomes if o.code}
+        outcomes = launch(missing, runs, executor=executor, jobs=jobs, data_root=data_root, progress=progress, say=say)
+        failures = {o.run.path.name: o for o in outcomes if o.code}
         found, kept = gather(configs, runs, out)
     records = found | kept
     ended = {record.name for record in found.values()}  # with a result, or a loss that was not finite
-    failures = {run: text for run, text in failures.items() if run not in ended}
+    failures = {run: ending for run, ending in failures.items() if run not in ended}
     if configs and not records:
         if failures:
-            raise RuntimeError(f"All trainings of {name} failed. The first one said:\n{next(iter(failures.values()))}")
+            first = next(iter(failures.values()))
+            log = f"\nIts log is {first.log}" if first.log else ""
+            raise RuntimeError(f"All trainings of {name} failed. The first one said:\n{first.text.strip()}{log}")
         raise FileNotFoundError(
             f"There are no trainings for {name} at scale {scale}, neither in {runs} nor kept in {out}. "
             "Leave --no-train out to train them (in Python: train=True)."
@@ -156,16 +180,22 @@ def _missing(configs: list[Config], found: Mapping[Config, Record], kept: Mappin
     return [config for config in configs if not ended(config)]
 
 
-def _remarks(configs: list[Config], records: Mapping[Config, object], failures: Mapping[str, str]) -> tuple[str, ...]:
+def _remarks(
+    configs: list[Config], records: Mapping[Config, object], failures: Mapping[str, Ending]
+) -> tuple[str, ...]:
     """Which trainings are missing, and which failed."""
     remarks = []
     missing = [name_of(config) for config in configs if config not in records]
     if missing:
         remarks.append(f"Missing: {len(missing)} of {len(configs)} trainings: {_some(missing)}.")
-    failed = [f"{run} ({text.splitlines()[-1] if text else 'no message'})" for run, text in failures.items()]
-    if failed:
-        remarks.append(f"Failed: {_some(failed)}.")
+    if failures:
+        remarks.append(f"Failed: {_some([_failed(run, ending) for run, ending in failures.items()])}.")
     return tuple(remarks)
+
+
+def _failed(run: str, ending: Ending) -> str:
+    said = ending.text.strip().splitlines()[-1:] or ["no message"]
+    return f"{run} ({'; log: '.join([*said, *([str(ending.log)] if ending.log else [])])})"
 
 
 def _some(items: list[str]) -> str:
@@ -173,4 +203,4 @@ def _some(items: list[str]) -> str:
     return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-__all__ = ["TABLES", "Table", "Material", "names", "describe", "plan", "make"]
+__all__ = ["TABLES", "Table", "Material", "names", "describe", "plan", "status", "make"]

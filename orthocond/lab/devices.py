@@ -1,11 +1,12 @@
 """Where a training runs: the accelerator if there is one, one process or many, its clock, and who gets the metrics."""
 
+import os
 import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from orthocond.lab.runs import Run
+from orthocond.lab.runs import Run, ranks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -38,6 +39,22 @@ def make_accelerator(precision: str, run: Run, tracker: str | None = None) -> "A
         package = "orthocond[lab]" if tracker == "tensorboard" else tracker
         raise ValueError(f'The tracker {tracker!r} is not installed: pip install "{package}", or leave it out.')
     return accelerator
+
+
+def join_processes() -> None:
+    """Let the processes of torchrun find each other, before the first of them makes a folder; one needs nothing."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        from accelerate import PartialState
+
+        PartialState(cpu=not torch.accelerator.is_available())
+
+
+def part_processes() -> None:
+    """End the group of processes: what follows is done by one of them."""
+    if ranks.world_size() > 1:
+        from accelerate import PartialState
+
+        PartialState().destroy_process_group()
 
 
 def now() -> float:

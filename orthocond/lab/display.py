@@ -94,6 +94,11 @@ class Display:
         if self._bars is not None:
             self._bars.stop()
 
+    def say(self, text: str) -> None:
+        """Print a line, above the bars."""
+        if not self._quiet:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def __call__(self, index: int, state: Progress) -> None:
         """Show where a training stands.
 

@@ -6,7 +6,7 @@ from orthocond.lab.text import printable
 # What the lab needs beyond torch: a missing one has one remedy.
 _EXTRAS = (
     *("accelerate", "altair", "cyclopts", "datasets", "jinja2", "matplotlib", "numpy", "PIL"),
-    *("pooch", "pydantic", "rich", "safetensors", "scipy", "tensorboard", "vl_convert"),
+    *("pooch", "pydantic", "rich", "safetensors", "scipy", "submitit", "tensorboard", "vl_convert"),
 )
 EXPECTED = (
     *(FloatingPointError, ModuleNotFoundError, MemoryError, KeyboardInterrupt),

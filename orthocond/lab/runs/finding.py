@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from warnings import warn
@@ -64,9 +64,17 @@ def open_or_create(root: str | PathLike[str], config: Config) -> Run:
         OSError: If the folder is read-only or the disk full.
         RuntimeError: If another process holds the folder's lock for a minute.
     """
+    return open_or_create_all(root, [config])[0]
+
+
+def open_or_create_all(root: str | PathLike[str], configs: Sequence[Config]) -> list[Run]:
+    """The runs of several configurations, as `open_or_create`; the folder is read once."""
     with locked(Path(root)):
-        same = runs_with(config, root)
-        return same[-1] if same else Run.create(root, name_of(config), config)
+        found = {config: run for run, config in find_runs(root)}
+        for config in configs:
+            if config not in found:
+                found[config] = Run.create(root, name_of(config), config)
+    return [found[config] for config in configs]
 
 
 def runs_with(config: Config, root: str | PathLike[str]) -> list[Run]:

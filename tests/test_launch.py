@@ -1,0 +1,157 @@
+"""Trainings in processes of their own: started, followed, stopped, killed; the files they leave."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from lab_helpers import TINY, tiny
+
+from orthocond.lab.launch import Cluster, Local, launch
+from orthocond.lab.launch import slurm as module
+from orthocond.lab.launch.files import LOG, PROGRESS, Follower, Job, header, read_code, read_job, said, write_code
+from orthocond.lab.launch.worker import start
+from orthocond.lab.progress import Progress
+from orthocond.lab.runs.finding import open_or_create
+
+# Files
+
+
+def test_a_follower_reads_whole_lines_once_and_notices_a_new_attempt(tmp_path):
+    def line(step):
+        return json.dumps(Progress(step, 9, {})._asdict()).encode() + b"\n"
+
+    file, follower = tmp_path / PROGRESS, Follower(tmp_path)
+    assert follower.read() == []
+    file.write_bytes(line(1) + b"a library prints\n" + line(2)[:9])
+    assert [state.step for state in follower.read()] == [1]
+    file.write_bytes(line(1) + b"a library prints\n" + line(2))
+    assert [state.step for state in follower.read()] == [2]
+    assert follower.read() == []
+    other = tmp_path / "new"
+    other.write_bytes(line(1) + line(2) + line(3) + line(4))  # longer than what was read before
+    other.replace(file)
+    assert [state.step for state in follower.read()] == [1, 2, 3, 4]
+    assert [state.step for state in Follower(tmp_path, from_end=True).read()] == [4]
+
+
+def test_a_log_has_a_part_for_each_attempt(tmp_path):
+    log = tmp_path / LOG
+    assert said(log) == ""
+    log.write_bytes(header("job 1") + b"first\n" + header("job 2") + b"second\nthird\n")
+    assert said(log) == "second\nthird"
+    assert log.read_text().startswith("=== job 1 started 2")
+
+
+def test_the_exit_code_is_the_last_report(tmp_path):
+    assert read_code(tmp_path) is None
+    (tmp_path / PROGRESS).write_text(json.dumps(Progress(5, 9, {})._asdict()) + "\n")
+    assert read_code(tmp_path) is None
+    write_code(tmp_path, 143)
+    assert read_code(tmp_path) == 143
+    assert [state.step for state in Follower(tmp_path).read()] == [5]
+
+
+# Processes
+
+
+def test_a_job_saves_when_it_is_told_and_goes_on_bit_for_bit(tmp_path):
+    """The protocol of submitit, with its executor for one machine: a signal, `checkpoint`, the same job again."""
+    import submitit
+
+    config = tiny("nog", schedule=replace(TINY.schedule, epochs=40, milestones=()))
+    whole, run = open_or_create(tmp_path / "whole", config), open_or_create(tmp_path / "runs", config)
+    (ending,) = launch([config], tmp_path / "whole", executor=_one_thread())
+    assert ending.code == 0, ending.text
+    executor = submitit.LocalExecutor(tmp_path / "jobs")
+    executor.update_parameters(timeout_min=10)
+    job = executor.submit(module.Training(run.path, None, Cluster()))
+    follower, told = Follower(run.path), False
+    while not told:
+        told = any(state.step >= 10 for state in follower.read())
+        assert job.state == "RUNNING"
+        time.sleep(0.02)
+    job._interrupt()
+    assert job.result() == 0, job.stderr()
+    assert "Resumed after step" in (run.path / "log.txt").read_text()
+    assert (run.path / LOG).read_text().count("=== job") == 2
+    for name in ("metrics.jsonl", "evaluation.json"):
+        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def _one_thread():
+    executor = Local(1)
+    submit = executor.submit
+
+    def one(runs, data_root):
+        submit(runs, data_root)
+        executor._threads = 1
+
+    executor.submit = one
+    return executor
+
+
+def test_a_job_with_several_processes_is_torchrun_on_each_machine():
+    job = SimpleNamespace(num_nodes=2, node=1, hostnames=["a", "b"], raw_job_id="4007")
+    head = module.Training("run", None, Cluster(gpus=4, nodes=2))._head(job)
+    assert head[1:3] == ["-m", "torch.distributed.run"]
+    assert " ".join(head[3:]) == "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr a --master-port 29507"
+    single = SimpleNamespace(num_nodes=1, node=0, hostnames=["a"], raw_job_id="7")
+    assert module.Training("run", None, Cluster(gpus=1))._head(single) == []
+
+
+def test_processes_of_torchrun_train_together_and_the_first_evaluates(tmp_path):
+    run = open_or_create(tmp_path, tiny("svd", schedule=replace(TINY.schedule, epochs=1)))
+    head = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    assert start(run.path, None, 1, head=head).wait() == 0, said(run.path / LOG)
+    assert len(run.load().state["rng"]["ranks"]) == 2
+    assert json.loads((run.path / "evaluation.json").read_text())["step"] == run.status.step
+    assert [state.step for state in Follower(run.path).read() if not state.stage][-1] == run.status.step
+
+
+def test_a_process_that_is_killed_is_told(tmp_path):
+    config = tiny("svd", schedule=replace(TINY.schedule, epochs=1000))
+    executor = Local(1)
+    killed = []
+
+    def kill(place, state):
+        if not killed:
+            killed.append(executor._running[0][1].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    (ending,) = launch([config], tmp_path, executor=executor, progress=kill)
+    assert ending.code == -signal.SIGKILL
+    assert ending.text.endswith("Killed by SIGKILL")
+    assert ending.log == ending.run.path / LOG
+
+
+def test_an_error_of_the_one_who_watches_leaves_no_process_behind(tmp_path):
+    executor = Local(1)
+
+    def fail(place, state):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        launch([tiny("svd", schedule=replace(TINY.schedule, epochs=1000))], tmp_path, executor=executor, progress=fail)
+    assert [process.poll() for _, process in executor._running] == [130]
+
+
+def test_what_libraries_print_is_not_taken_for_a_report(tmp_path):
+    program = (
+        "import os, sys; from orthocond.lab.launch import worker; worker._work = lambda *_: os.system('echo hello')"
+    )
+    program += "; worker.Run.open = lambda path: None; sys.exit(worker.main(['run']))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("", "hello\n")
+
+
+def test_jobs_are_kept_whole(tmp_path):
+    Job("12_3", "a.err", 5, 1).write(tmp_path)
+    assert read_job(tmp_path) == Job("12_3", "a.err", 5, 1)
+    (tmp_path / "job.json").write_text('{"id": ')
+    assert read_job(tmp_path) is None
