@@ -378,6 +378,7 @@ def test_table_passes_everything_on_and_prints_the_table(option, train, tmp_path
     assert orthocond("table", "gcp", *options, option, "--no-report") == 0
     del asked["progress"]
     names = {"name": "gcp", "scale": "paper", "seeds": 3, "jobs": 2, "train": train}
-    assert asked == names | {"runs": tmp_path, "out": tmp_path / "o", "data_root": None}
+    del asked["say"]
+    assert asked == names | {"runs": tmp_path, "out": tmp_path / "o", "data_root": None, "executor": None}
     who = "gcp-imagenet-resnet18-svd-seed0" if train else "training 1"
     assert capsys.readouterr().out == f"{who}: step 5 of 5\n# The table\nWritten to {tmp_path}\n"
