@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -60,6 +61,7 @@ def test_the_exit_code_is_the_last_report(tmp_path):
 # Processes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for a process in /proc")
 def test_a_job_saves_when_it_is_told_and_goes_on_bit_for_bit(tmp_path):
     """The protocol of submitit, with its executor for one machine: a signal, `checkpoint`, the same job again."""
     import submitit
@@ -76,7 +78,8 @@ def test_a_job_saves_when_it_is_told_and_goes_on_bit_for_bit(tmp_path):
         told = any(state.step >= 10 for state in follower.read())
         assert job.state == "RUNNING"
         time.sleep(0.02)
-    job._interrupt()
+    children = Path(f"/proc/{job.job_id}/task/{job.job_id}/children")  # of the process that submitit starts
+    os.kill(int(children.read_text()), signal.SIGUSR2)
     assert job.result() == 0, job.stderr()
     assert "Resumed after step" in (run.path / "log.txt").read_text()
     assert (run.path / LOG).read_text().count("=== job") == 2

@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -413,12 +414,13 @@ def test_a_bad_loss_is_not_trained_again(trained, monkeypatch):
 
 def test_failures_are_named(trained, monkeypatch):
     def launch(configs, root, **_):
-        return [Ending(_train(root, c, end="unfinished"), 1, "Traceback\nOSError: disk full") for c in configs]
+        runs = [_train(root, c, end="unfinished") for c in configs]
+        return [Ending(run, 1, "Traceback\nOSError: disk full", Path("runs/job.log")) for run in runs]
 
     monkeypatch.setattr(tables, "launch", launch)
     monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
     text = (_make(trained, seeds=4, train=True) / "table.md").read_text()
-    assert "Failed: 00015-run (OSError: disk full)" in text
+    assert "Failed: 00015-run (OSError: disk full; log: runs/job.log)" in text
 
 
 # Errors
@@ -448,11 +450,13 @@ def test_missing_data_is_said_before_anything_is_started(tmp_path, monkeypatch):
 
 def test_if_all_fail_the_first_one_speaks(tmp_path, monkeypatch):
     def launch(configs, root, **_):
-        return [Ending(_train(root, c, end="unfinished"), 1, "OSError: disk full") for c in configs]
+        return [Ending(_train(root, c, end="unfinished"), 1, "OSError: disk full", Path("job.log")) for c in configs]
 
     monkeypatch.setattr(tables, "launch", launch)
     monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
-    with pytest.raises(RuntimeError, match=r"All trainings of gcp failed. The first one said:\nOSError: disk full"):
+    with pytest.raises(
+        RuntimeError, match=r"All trainings of gcp failed. The first one said:\nOSError: disk full\nIts log is job"
+    ):
         _make(tmp_path, "gcp", seeds=1, train=True)
 
 
