@@ -61,8 +61,9 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Leave autocast, whose half precision no decomposition survives; costs nothing where it is not on."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
+    kind = device.type
+    if (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
     return nullcontext()
 
 
