@@ -47,7 +47,7 @@ _BATCH = 100
 _LEAST = 100  # sprites that can be read, below which scores say nothing
 _PAPER_IMAGES, _IMAGES, _FID_IMAGES = 10_000, 2_000, 1_000  # for the distances to real images
 _ACTIVE = 50  # latents, each of which is moved along every direction
-_EFFECTS = 200  # the same for the effect matrix
+_EFFECTS = 100  # the same for the effect matrix
 _TRAVERSED = 12  # directions in a picture, the most important ones
 
 
@@ -297,7 +297,7 @@ class _Study:
         if self.real is not None and "chance" in self.asked:
             self.enter("scores of rotated axes")
             result["chance"] = truth.chance(*self._readable(), self._blocks())
-        means = {name: one["mean"] for name, one in result.get("chance", {}).items() if name != "rotations"}
+        means = result["chance"]["mean"] if "chance" in result else {}
         energies: list[float] = []
         if "energy" in self.asked:
             self.enter("off-diagonal energies")

@@ -93,5 +93,8 @@ def chance(z: Tensor, factors: Tensor, blocks: list[int], rotations: int = ROTAT
         parts = [nn.init.orthogonal_(torch.empty(size, size), generator=random) for size in blocks]
         found.append(scores(z @ torch.block_diag(*parts).mT, factors))
     values = {name: torch.tensor([one[name] for one in found], dtype=torch.float64) for name in found[0]}
-    each = {name: {"mean": float(one.mean()), "std": float(one.std())} for name, one in values.items()}
-    return {"rotations": rotations, **each}
+    return {
+        "rotations": rotations,
+        "mean": {name: float(one.mean()) for name, one in values.items()},
+        "std": {name: float(one.std()) for name, one in values.items()},
+    }
