@@ -162,6 +162,20 @@ def test_an_error_has_the_interval_of_its_images(tmp_path):
     assert "20.00 % error on held-out images (95 % interval 17.6 to 22.6 %, from 1,000 images of one" in words(run)[0]
 
 
+@pytest.mark.parametrize(("mig", "chance"), [(0.25, True), (0.45, False)])
+def test_scores_of_axes_stand_beside_those_of_rotated_ones(tmp_path, mig, chance):
+    found = {"step": 240, "directions": {"axes": {"mig": mig}}, "chance": {"mig": {"mean": 0.2, "std": 0.05}}}
+    line = words(gan(tmp_path, evaluation=found))[0]
+    assert f"{100 * mig:.0f} % MIG of the axes (axes rotated at random have 20 ± 5 %" in line
+    assert ("so this may be chance" in line) == chance
+
+
+def test_distances_stand_beside_those_of_real_images(tmp_path):
+    found = {"step": 240, "frechet_alexnet": {"value": 31.5, "floor": {"value": 4.4}}}
+    line = words(gan(tmp_path, evaluation=found))[0]
+    assert "a Fréchet distance to the training images (AlexNet) of 31.5 (two sets of real images have 4.4)" in line
+
+
 def test_too_few_steps_tell_nothing(tmp_path):
     a, b = (classifier(tmp_path, method, error=e, pace=5) for method, e in (("svd", 20.0), ("nog", 10.0)))
     assert words(a)[0].endswith("Nothing can be told from that: 40 steps are too few.")

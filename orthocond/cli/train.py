@@ -239,10 +239,12 @@ def _evaluate(run: "Run", config: Config, root: str | None, show: Callable[[Any]
 @contextlib.contextmanager
 def _reported_if_diverged(run: "Run", config: Config, report: bool) -> Iterator[None]:
     """Write the report of a training that diverged, too: it shows what went wrong before."""
+    from orthocond.lab.runs import ranks
+
     try:
         yield
     except FloatingPointError:
-        if report:
+        if report and ranks.world_size() == 1:  # processes of a group have to open a run together
             add_report(run.path, config.model.name)
         raise
 

@@ -84,7 +84,9 @@ _GAN = (
 )
 # What counts at the end, the first that is there: of the evaluation for a GAN.
 _GAN_OUTCOMES = (
-    Quantity("frechet.value", "Fréchet distance to the training images", "", "plain", "lower"),
+    Quantity("frechet.value", "FID", "Fréchet distance to the training images", "plain", "lower"),
+    Quantity("frechet_alexnet.value", "Fréchet distance to the training images (AlexNet)", "", "plain", "lower"),
+    Quantity("frechet_random.value", "Fréchet distance to the training images (random features)", "", "plain", "lower"),
     Quantity(
         "directions.axes.mig", "MIG of the axes", "how well each true factor belongs to one axis", "part", "higher"
     ),

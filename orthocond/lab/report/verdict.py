@@ -66,7 +66,7 @@ def _came_out(training: Training) -> str:
     if quantity is not None and (value := result(training, quantity)) is not None:
         why = why_nothing([training])
         nothing = f". Nothing can be told from that: {why}" if why else ""
-        return f"{begun}, with {quantity.write(value)} {_name(quantity)}{_within(training, quantity, value)}{nothing}."
+        return f"{begun}, with {_with_unit(quantity, value)}{_within(training, quantity, value)}{nothing}."
     losses = [q for q in quantities([training]) if "loss" in q.key]
     if losses:
         first, last = (training.series(losses[0].key)[i][1] for i in (0, -1))
@@ -77,7 +77,17 @@ def _came_out(training: Training) -> str:
 
 
 def _within(training: Training, quantity: Quantity, error: float) -> str:
-    """The 95 % interval of an error from the number of held-out images (Wilson); other seeds are not in it."""
+    """What a number has to be seen beside: the interval of an error, what real images or rotated axes have.
+
+    The interval is that of Wilson from the number of held-out images; other seeds are not in it.
+    """
+    floor = training.number(f"{quantity.key.removesuffix('.value')}.floor.value")
+    if floor is not None:
+        return f" (two sets of real images have {quantity.write(floor)})"
+    mean, deviation = (training.number(f"chance.mig.{key}") for key in ("mean", "std"))
+    if quantity.key.endswith(".mig") and mean is not None and deviation is not None:
+        above = "" if error > mean + 2 * deviation else ", so this may be chance"
+        return f" (axes rotated at random have {100 * mean:.0f} ± {100 * deviation:.0f} %{above})"
     images = training.number("images")
     if quantity.style != "percent" or not images:
         return ""
@@ -116,7 +126,13 @@ def _change(end: float, first: float) -> str:
 
 
 def _name(quantity: Quantity) -> str:
-    return quantity.title[0].lower() + quantity.title[1:] if quantity.title[1:2].islower() else quantity.title
+    first, rest = quantity.title[0], quantity.title[1:]
+    return first.lower() + rest if rest[:1].islower() and not quantity.title.startswith("Fréchet") else quantity.title
+
+
+def _with_unit(quantity: Quantity, value: float) -> str:
+    text = quantity.write(value)
+    return f"{text} {_name(quantity)}" if text.endswith("%") else f"a {_name(quantity)} of {text}"
 
 
 def _spread(group: Group) -> str:
@@ -127,10 +143,10 @@ def _spread(group: Group) -> str:
     values = [v for t in group.trainings if t.state == "finished" and (v := result(t, quantity)) is not None]
     if not values:
         return f"{ended}; none that finished was measured."
-    mean, low, high = map(quantity.write, (fmean(values), min(values), max(values)))
+    low, high = map(quantity.write, (min(values), max(values)))
     why = why_nothing(group.trainings)
     nothing = f" Nothing can be told from that: {why}." if why else ""
-    return f"{ended}: {mean} {_name(quantity)}, between {low} and {high}.{nothing}"
+    return f"{ended}: {_with_unit(quantity, fmean(values))}, between {low} and {high}.{nothing}"
 
 
 def _ended(trainings: Sequence[Training]) -> str:
