@@ -14,6 +14,7 @@ import torch
 from orthocond.cli import main
 from orthocond.lab import experiments
 from orthocond.lab.config import to_json
+from orthocond.lab.generation import truth
 from orthocond.lab.report import write, write_report
 from orthocond.lab.report.problems import problems
 from orthocond.lab.report.sources import (
@@ -164,7 +165,12 @@ def test_an_error_has_the_interval_of_its_images(tmp_path):
 
 @pytest.mark.parametrize(("mig", "chance"), [(0.25, True), (0.45, False)])
 def test_scores_of_axes_stand_beside_those_of_rotated_ones(tmp_path, mig, chance):
-    found = {"step": 240, "directions": {"axes": {"mig": mig}}, "chance": {"mig": {"mean": 0.2, "std": 0.05}}}
+    z = torch.randn(60, 2)
+    made = truth.chance(z, z.clone(), [2], rotations=2)
+    for key, value in (("mean", 0.2), ("std", 0.05)):
+        assert "mig" in made[key]  # an evaluation has it there
+        made[key]["mig"] = value
+    found = {"step": 240, "directions": {"axes": {"mig": mig}}, "chance": made}
     line = words(gan(tmp_path, evaluation=found))[0]
     assert f"{100 * mig:.0f} % MIG of the axes (axes rotated at random have 20 ± 5 %" in line
     assert ("so this may be chance" in line) == chance

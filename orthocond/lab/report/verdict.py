@@ -84,7 +84,7 @@ def _within(training: Training, quantity: Quantity, error: float) -> str:
     floor = training.number(f"{quantity.key.removesuffix('.value')}.floor.value")
     if floor is not None:
         return f" (two sets of real images have {quantity.write(floor)})"
-    mean, deviation = (training.number(f"chance.mig.{key}") for key in ("mean", "std"))
+    mean, deviation = (training.number(f"chance.{key}.mig") for key in ("mean", "std"))
     if quantity.key.endswith(".mig") and mean is not None and deviation is not None:
         above = "" if error > mean + 2 * deviation else ", so this may be chance"
         return f" (axes rotated at random have {100 * mean:.0f} ± {100 * deviation:.0f} %{above})"
