@@ -23,9 +23,9 @@ from orthocond.lab.report.sources import Group, Training
 
 OWN_GENERATOR = Code(
     "Find the directions of your own generator:",
-    """import orthocond as oc
+    """from orthocond.directions import jacobian_directions
 
-found = oc.directions.jacobian_directions(generator, k=8)
+found = jacobian_directions(generator, k=8)
 print(found.measure(generator))""",
 )
 OWN_MODEL = Code(
@@ -33,7 +33,8 @@ OWN_MODEL = Code(
     """import orthocond as oc
 
 # which layer needs help, and what helps
-print(oc.diagnose(model, (images, labels), loss))""",
+batch = images, labels
+print(oc.diagnose(model, batch, loss))""",
 )
 _TREATMENTS = {"nog": "gradient=oc.NearestOrthogonal()", "olr": "lr=oc.OptimalLR()"}
 
