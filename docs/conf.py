@@ -26,6 +26,7 @@ html_title = "orthocond"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_js_files = ["copy.js"]
+html_show_copyright = False
 html_show_sourcelink = False
 default_role = "py:obj"
 autodoc_member_order = "bysource"
