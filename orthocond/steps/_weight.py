@@ -17,6 +17,7 @@ from orthocond._layers import matrices
 MOMENTUM = "stiefel_momentum"  # under which the optimizer's state holds the average gradient
 _COUNTS = ("steps", "without_gradient", "skipped", "shortened", "at_floor")
 _PATIENCE = 3  # backward passes with untreated moves before them, until a warning
+_LARGE = 2**16  # entries of a weight from which small calls cost nothing beside its products
 _NOTHING = torch.empty(0)
 
 
@@ -221,11 +222,17 @@ def _notice_fused(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def batches(weights: Iterable[Weight]) -> list[list[Weight]]:
-    """Weights whose matrices can be stacked, together."""
+    """Weights whose matrices can be stacked, together. On a CPU large ones stay alone, as a stack is a copy of them."""
     result: dict[object, list[Weight]] = {}
     for w in weights:
-        result.setdefault((w.shape, w.parameter.dtype, w.parameter.device), []).append(w)
+        alone = id(w) if w.parameter.is_cpu and w.parameter.numel() >= _LARGE else None
+        result.setdefault((w.shape, w.parameter.dtype, w.parameter.device, alone), []).append(w)
     return list(result.values())
+
+
+def stack(matrices: list[Tensor]) -> Tensor:
+    """The matrices as one batch; a view of a single one."""
+    return torch.stack(matrices) if len(matrices) > 1 else matrices[0].unsqueeze(0)
 
 
 def assign(tensor: Any, matrices: Tensor) -> None:

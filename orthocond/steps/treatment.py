@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from orthocond._checks import NotFiniteError, check_count
 from orthocond._html import paragraph, table
 from orthocond.steps._targets import find_optimizer, find_weights
-from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches
+from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches, stack
 from orthocond.steps.controls import FixedLR, RandomLR
 from orthocond.steps.learning_rate import OptimalLR
 from orthocond.steps.nearest import NearestOrthogonal
@@ -333,7 +333,7 @@ class Treatment:
     def _orthogonalize_gradients(self, active: list[Weight], setting: NearestOrthogonal, scale: Tensor | None) -> None:
         results: list[tuple[Weight, Tensor]] = []
         for batch in batches(active):
-            gradients = torch.stack([w.gradient() for w in batch])
+            gradients = stack([w.gradient() for w in batch])
             try:
                 nearest = setting.nearest(gradients)
             except ValueError as error:
@@ -355,8 +355,8 @@ class Treatment:
     ) -> None:
         for batch in batches(active):
             averages = [w.average_gradient(optimizer.state[w.parameter], manifold.momentum, scale) for w in batch]
-            weights = torch.stack([w.matrices() for w in batch])
-            tangents = manifold.tangent(weights, torch.stack(averages))
+            weights = stack([w.matrices() for w in batch])
+            tangents = manifold.tangent(weights, stack(averages))
             lr = torch.stack([-w.lr_tensor() if w.maximize else w.lr_tensor() for w in batch])
             try:
                 after = manifold.step(weights, tangents, lr[:, None])
@@ -370,9 +370,9 @@ class Treatment:
 
     def _choose_rates_by_gradient(self, active: list[Weight], setting: OptimalLR, scale: Tensor | None) -> None:
         for batch in batches(active):
-            gradients = torch.stack([w.gradient() for w in batch])
+            gradients = stack([w.gradient() for w in batch])
             gradients = gradients if scale is None else gradients / scale
-            weights = torch.stack([w.matrices() for w in batch])
+            weights = stack([w.matrices() for w in batch])
             lr = torch.stack([w.lr_tensor() for w in batch])
             rates = setting.rate_from(setting.coefficients(weights, gradients).sum(1), lr)
             for w, fraction in zip(batch, torch.where(lr > 0, rates / lr, 1), strict=True):
@@ -380,8 +380,8 @@ class Treatment:
 
     def _choose_rates_by_update(self, active: list[Weight], setting: OptimalLR) -> None:
         for batch in batches(active):
-            before = torch.stack([w.matrices_before() for w in batch])
-            after = torch.stack([w.matrices() for w in batch])
+            before = stack([w.matrices_before() for w in batch])
+            after = stack([w.matrices() for w in batch])
             # In units of the update that was made, the learning rate is 1.
             fractions = setting.rate_from(setting.coefficients(before, before - after).sum(1), 1.0)
             for w, fraction in zip(batch, fractions, strict=True):
