@@ -98,7 +98,7 @@ def large_images(seconds):
         return report("224x224, batch 32", contenders, dict.fromkeys(contenders, 32), seconds)
 
 
-def drawn_images(seconds):
+def rendered_images(seconds):
     images = sprites(500).images
     contenders = {
         "draw 500 sprites of 32 pixels": lambda: sprites(500),
@@ -111,4 +111,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     options = arguments(__doc__)
     torch.manual_seed(0)
-    save(options.output, [part(options.seconds) for part in (small_images, large_images, drawn_images)])
+    save(options.output, [part(options.seconds) for part in (small_images, large_images, rendered_images)])

@@ -158,9 +158,9 @@ def test_global_state_of_random_numbers_is_neither_used_nor_changed():
     pipeline = Pipeline(data=sprites(64, size=16), batch_size=16, train=True)
     torch.manual_seed(1)
     first = joined(pipeline.batches())
-    drawn = torch.rand(1)
+    expected = torch.rand(1)
     torch.manual_seed(1)
-    assert torch.equal(drawn, torch.rand(1))
+    assert torch.equal(expected, torch.rand(1))
     assert torch.equal(first[0], joined(pipeline.batches())[0])
 
 

@@ -366,7 +366,7 @@ def test_nothing_of_the_trace_stays_in_the_copy():
     assert not hasattr(fold(Storing("alone")), "features")
 
 
-class Looking(Branches):
+class DataDependent(Branches):
     def forward(self, x, *, offset=0.0):
         if x.sum() > 1e9:
             raise ValueError("too large")
@@ -374,7 +374,7 @@ class Looking(Branches):
 
 
 def test_a_forward_that_looks_at_values_needs_an_example():
-    model = trained(Looking("alone"), 16, 4, 8, 8)
+    model = trained(DataDependent("alone"), 16, 4, 8, 8)
     with pytest.raises(RuntimeError, match=r"Pass an input as fold\(model, example\)"):
         fold(model)
     x = torch.randn(2, 4, 8, 8, dtype=torch.float64)

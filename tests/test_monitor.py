@@ -380,8 +380,8 @@ def test_plot_draws_each_run_on_a_logarithmic_axis(tmp_path):
     assert axes.get_yscale() == "log"
     assert [line.get_label() for line in axes.lines] == ["a", "b"]
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["a", "b"]
-    drawn = list(axes.lines[1].get_ydata())
-    assert drawn == second.history.columns("white")["condition_on_range"]
+    line = list(axes.lines[1].get_ydata())
+    assert line == second.history.columns("white")["condition_on_range"]
     alone = first.plot(tmp_path / "g.svg", quantity="rank")
     assert [line.get_label() for line in alone.lines] == ["white", "pool"]
     assert alone.get_yscale() == "linear"

@@ -1,19 +1,16 @@
 """Reports: their words follow from the numbers, they need no network, and they work for runs in every state."""
 
-import gzip
 import json
 import re
 import shlex
 from dataclasses import replace
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
+from report_helpers import Page, classifier, config, gan, opened, words
 
 from orthocond.cli import main
 from orthocond.lab import experiments
-from orthocond.lab.config import to_json
 from orthocond.lab.generation import truth
 from orthocond.lab.report import write, write_report
 from orthocond.lab.report.problems import problems
@@ -25,88 +22,14 @@ from orthocond.lab.report.sources import (
     singular_values,
     train_command,
 )
-from orthocond.lab.report.tabled import verdict as table_verdict
 from orthocond.lab.report.verdict import next_steps, verdict
 from orthocond.lab.runs import Run
-
-RESULTS = Path(__file__).parent.parent / "results"
-PIXEL = (
-    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
-    b"\x00\x00\x00\nIDATx\x9cc\x00\x01\x00\x00\x05\x00\x01\r\n-\xb4\x00\x00\x00\x00IEND\xaeB`\x82"
-)
 
 
 @pytest.fixture(autouse=True)
 def _without_vega(monkeypatch):
     """Bundling Vega takes seconds; the tests in the browser have it."""
     monkeypatch.setattr(write, "_vega", lambda: "/* Vega */")
-
-
-def config(method="svd", seed=0, preset="dbn-sprites-small", **changes):
-    values = to_json(experiments.preset(preset))
-    values["method"]["name"] = method
-    values["seed"] = seed
-    for path, value in changes.items():
-        branch, _, leaf = path.partition("__")
-        values[branch][leaf] = value
-    return values
-
-
-def classifier(
-    root, method="svd", seed=0, *, error=20.0, state="finished", kappa=100.0, failures=0, pace=50, **changes
-):
-    run = Run.create(root, f"dbn-sprites-small-{method}-seed{seed}", config(method, seed, **changes))
-    for step in range(1, 9):
-        facts = {"condition": kappa * step, "weight_condition": 4.0, "rank": 27, "solver_failures": failures}
-        run.log(pace * step, 0, loss=3.0 / step, lr=0.1, timing={"step_seconds": 0.5}, **facts)
-    end = {"finished": True} if state == "finished" else {}
-    run.log(8 * pace, 1, error=error, val_loss=0.7, solver_failures=failures, **end)
-    run.set_status(state, 8 * pace, "The loss is nan at step 401" if state == "diverged" else "")
-    return run.path
-
-
-def gan(root, discriminator=lambda step: 1.0 + 0.1 * (step % 3), evaluation=None, **signs):
-    run = Run.create(root, "gan-sprites-none-seed0", config("none", preset="gan-sprites"))
-    for step in range(1, 25):
-        facts = {"condition": 1.0 + step, "conditions": [1.0 + step], "largest": [1.0 + step], "smallest": [1.0]}
-        run.log(10 * step, 0, discriminator_loss=discriminator(step), generator_loss=0.7, **facts, **signs)
-    run.set_status("finished", 240)
-    for step in (5, 10):
-        (run.figures / f"samples-{step:07d}.png").write_bytes(PIXEL)
-    (run.figures / "traversal-axes.png").write_bytes(PIXEL)
-    if evaluation is not None:
-        (run.path / "evaluation.json").write_text(json.dumps(evaluation))
-    return run.path
-
-
-class Page(HTMLParser):
-    """What a browser would fetch, and the text that it would show."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.addresses, self.tags, self.words, self.raw = [], [], [], False
-        self.feed(text)
-        self.text = " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.raw = tag in ("script", "style")
-        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
-
-    def handle_endtag(self, tag):
-        self.raw = False
-
-    def handle_data(self, data):
-        if not self.raw:
-            self.words.append(data)
-
-
-def opened(*paths, out=None):
-    return Page(write_report(*paths, out=out).read_text(encoding="utf-8"))
-
-
-def words(*paths):
-    return verdict(group(read(paths)))
 
 
 # Words follow from the numbers
@@ -457,161 +380,3 @@ def test_many_runs_are_drawn_as_means(tmp_path):
     assert "Training loss, mean over seeds" in page.text
     assert "All 15 trainings" not in page.text
     assert "15 trainings, 3 settings" in page.text
-
-
-# Tables
-
-
-@pytest.fixture
-def table(tmp_path):
-    """A table with one experiment of a kept folder, small enough to be changed."""
-    content = json.loads((RESULTS / "cifar100-all" / "table.json").read_bytes())
-    folder = tmp_path / "results" / "cifar100-all"
-    folder.mkdir(parents=True)
-    (folder / "table.json").write_text(json.dumps(content))
-    return folder
-
-
-def test_table_of_kept_results(tmp_path):
-    page = opened(RESULTS / "cifar100-all", out=tmp_path / "r.html")
-    content = json.loads((RESULTS / "cifar100-all" / "table.json").read_bytes())
-    assert content["title"] in page.text
-    for row in content["experiments"][0]["rows"]:
-        assert row["label"] in page.text
-    assert "paper ours seeds" in page.text
-    assert "how sure" in page.text
-    assert "Curves" in page.text
-    assert re.search(r"What differs method\.name .*SVD \+ NOG \+ OW \+ OLR \(paper's η\) nog\+ow\+olr", page.text)
-    assert "What all have in common" in page.text
-    assert "orthocond table cifar100-all" in page.text
-
-
-@pytest.mark.parametrize("name", sorted(p.parent.name for p in RESULTS.glob("*/table.json")))
-def test_every_kept_table_has_a_report(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("orthocond.lab.report.sources.read_kept", lambda _: [])  # reading all of them takes long
-    page = opened(RESULTS / name, out=tmp_path / "r.html")
-    assert "Verdict" in page.text
-
-
-def _cells(content):
-    measure = content["measures"][0]["name"]
-    return [row["measures"][measure] for row in content["experiments"][0]["rows"] if row["method"]["name"] != "svd"]
-
-
-def test_verdict_of_a_table_follows_from_its_numbers(table):
-    content = json.loads((table / "table.json").read_bytes())
-    for cell in _cells(content):
-        cell["difference"] |= {"verdict": "not significant", "mean": 0.1, "low": -0.9, "high": 1.1}
-        cell["paper_difference"] = None
-    first, second, third = table_verdict(content)
-    assert "none of 17 differences from SVD is more than chance can explain" in first
-    assert "The paper gives no number for the baseline" in second
-    assert "±1 around a difference" in third
-    for cell, paper in zip(_cells(content)[:3], (-3.0, -4.0, 5.0), strict=True):
-        cell["difference"] |= {"verdict": "better", "mean": -2.0}
-        cell["paper_difference"] = {"mean": paper, "low": None, "high": None}
-    first, second, third = table_verdict(content)
-    assert "BN, NS iteration and SVD + SN are better than SVD" in first
-    assert "the other 14 differences may be chance" in first
-    assert "2 of the paper's 3 differences have the same sign here, 2 of them by more than chance" in second
-    assert "1 has surely the opposite sign" in second
-    assert "the paper's typical size, 4, could be seen" in third
-
-
-def test_kept_trainings_with_a_dead_discriminator_are_told(tmp_path):
-    page = opened(RESULTS / "eigengan", out=tmp_path / "r.html")
-    # Its loss stays at 2 ln 2, as the results' own notes say.
-    assert re.search(r"AnimeFace, NOG, 2 trainings: The discriminator looks dead", page.text)
-    assert "Before you believe it, read the" in page.text
-
-
-def test_missing_and_stopped_trainings_of_a_table(table):
-    content = json.loads((table / "table.json").read_bytes())
-    content["experiments"][0]["rows"][0] |= {"missing": [4], "stopped": [{"seed": 3, "why": "The loss is nan"}]}
-    (table / "table.json").write_text(json.dumps(content))
-    page = opened(table)
-    assert "BN: seeds 4 are missing" in page.text
-    assert "BN, seed 3 did not finish: The loss is nan" in page.text
-
-
-def test_trainings_are_matched_with_their_rows(table):
-    lines = gzip.decompress((RESULTS / "runs" / "dbn-cifar100-resnet50-laptop.jsonl.gz").read_bytes()).splitlines()
-    (table.parent / "runs").mkdir()
-    (table.parent / "runs" / "dbn-cifar100-resnet50-laptop.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines)))
-    found = read([table]).trainings
-    assert {len(trainings) for trainings in found.values()} == {5}
-    rows = {t.name for trainings in found.values() for t in trainings}
-    assert len(rows) == 90
-
-
-# The command
-
-
-def run(*tokens):
-    return main([*map(str, tokens)])
-
-
-def test_command(tmp_path, monkeypatch, capsys):
-    opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    path = classifier(tmp_path / "runs")
-    assert run("report", path) == 0
-    assert opened == [(path / "report.html").resolve().as_uri()]
-    assert str(path / "report.html") in capsys.readouterr().out
-    assert run("report", "0", "--runs", tmp_path / "runs", "--out", tmp_path / "r.html", "--no-open") == 0
-    assert (tmp_path / "r.html").is_file()
-    assert len(opened) == 1
-
-
-def test_compare_is_the_report_of_two_runs(tmp_path, monkeypatch, capsys):
-    for method in ("svd", "nog"):
-        classifier(tmp_path / "runs", method)
-    options = ("--runs", tmp_path / "runs", "--no-open")
-    assert run("compare", 0, 1, *options, "--out", tmp_path / "c.html") == 0
-    assert run("report", 0, 1, *options, "--out", tmp_path / "r.html") == 0
-    assert (tmp_path / "c.html").read_bytes() == (tmp_path / "r.html").read_bytes()
-    assert "<h1>svd against nog</h1>" in (tmp_path / "c.html").read_text()
-    capsys.readouterr()
-    assert run("compare", 0, *options) == 2
-    assert "SECOND" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("tokens", "text"),
-    [
-        (["report"], "needs a run"),
-        (["report", "nothing"], "There is no run 'nothing'"),
-        (["report", "."], "has neither runs nor a table"),
-        (["report", "run", "--out", "page.txt"], "ends with .html"),
-        (["report", "run", "--out", "no/page.html"], "there is no no"),
-        (["report", "run", "table"], "is a table, whose report stands alone"),
-    ],
-)
-def test_wrong_values_are_one_sentence(tmp_path, monkeypatch, capsys, tokens, text):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    if "run" in tokens:
-        classifier(tmp_path / "runs").rename(tmp_path / "run")
-    if "table" in tokens:
-        (tmp_path / "table").mkdir()
-        (tmp_path / "table" / "table.json").write_text('{"title": "T"}')
-    before = sorted(tmp_path.rglob("*"))
-    assert run(*tokens) == 2
-    error = capsys.readouterr().err
-    assert text in error
-    assert "Traceback" not in error
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch, capsys):
-    path = classifier(tmp_path)
-    (path / "report.html").write_text("old")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    assert run("report", path, "--no-open") == 1
-    assert "Cannot write" in capsys.readouterr().err
-    assert (path / "report.html").read_text() == "old"
-    assert not list(path.glob(".*.tmp"))

@@ -45,10 +45,10 @@ def test_a_configuration_has_one_run(tmp_path, config):
 
 def test_processes_that_ask_at_the_same_time_get_one_run(tmp_path, config, monkeypatch):
     """Threads stand for processes: the lock knows no difference."""
-    look, barrier = finding.find_runs, threading.Barrier(4)
+    original, barrier = finding.find_runs, threading.Barrier(4)
 
     def slow(root):
-        found = list(look(root))
+        found = list(original(root))
         time.sleep(0.05)
         return iter(found)
 

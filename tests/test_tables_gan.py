@@ -227,15 +227,15 @@ def test_effects_are_sorted_by_factor_and_condition_is_drawn(tmp_path, monkeypat
     monkeypatch.setitem(tables.TABLES, "tiny", table)
     for config in table.configs("laptop", 2):
         _run(tmp_path / "runs", config)
-    drawn = {}
-    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: drawn.update({stem.name: figure}))
+    figures = {}
+    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: figures.update({stem.name: figure}))
     _make(tmp_path, "tiny", seeds=2)
-    assert [axes.get_title(loc="left") for axes in drawn["effects"].axes] == ["no treatment", "NOG"]
-    axes = drawn["effects"].axes[0]
+    assert [axes.get_title(loc="left") for axes in figures["effects"].axes] == ["no treatment", "NOG"]
+    axes = figures["effects"].axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["z2", "z1", "z0"]  # z2 changes the first factor
     assert [text.get_text() for text in axes.get_xticklabels()] == list(FACTORS)
     assert [text.get_text() for text in axes.texts][:2] == ["1.40", "0.40"]
-    (panel,) = drawn["weight-condition"].axes
+    (panel,) = figures["weight-condition"].axes
     assert {text.get_text() for text in panel.texts} == {"no treatment", "NOG"}
     curve = max(panel.lines, key=lambda line: len(line.get_xdata()))
     assert list(curve.get_ydata()) == pytest.approx([math.sqrt((2 + i) * (3 + i)) for i in range(4)])
@@ -252,10 +252,10 @@ def test_predictability_is_drawn_against_truth(tmp_path, monkeypatch):
         values["directions"]["axes"]["disentanglement"] = 1 - vp**2
         (run.path / "evaluation.json").write_text(json.dumps(values))
         found[config.method.name].append((100 * vp, 100 * (1 - vp**2)))
-    drawn = {}
-    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: drawn.update({stem.name: figure}))
+    figures = {}
+    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: figures.update({stem.name: figure}))
     _make(tmp_path, "tiny", seeds=2)
-    (axes,) = drawn["predictability"].axes
+    (axes,) = figures["predictability"].axes
     assert axes.get_title(loc="left").endswith("4 trainings: rank correlation -1.00")
     for line, points in zip(axes.lines, found.values(), strict=True):
         assert line.get_xydata().tolist() == [pytest.approx(point) for point in points]

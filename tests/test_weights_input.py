@@ -146,15 +146,15 @@ def test_whitening_init_is_the_nearest_in_the_outputs():
         return ((w - own) @ sqrtm(sigma)).norm()
 
     generator = torch.Generator().manual_seed(0)
-    drawn = []
+    weights = []
     for _ in range(100):
         whitening_init_(module, x, ridge=0.0, generator=generator)
         torch.testing.assert_close(output_covariance(module, x), torch.eye(4, dtype=torch.float64))
-        drawn.append(module.weight.detach().clone())
-        assert distance(drawn[-1]) > distance(nearest)
-    assert not torch.equal(drawn[0], drawn[1])
+        weights.append(module.weight.detach().clone())
+        assert distance(weights[-1]) > distance(nearest)
+    assert not torch.equal(weights[0], weights[1])
     whitening_init_(module, x, ridge=0.0, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(module.weight, drawn[0])
+    assert torch.equal(module.weight, weights[0])
 
 
 def test_ridge_keeps_directions_without_variance_small():

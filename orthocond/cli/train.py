@@ -99,7 +99,7 @@ def train(
     allow_import: str | None = None,
     dry_run: bool = False,
     quiet: bool = False,
-    **given: Any,
+    **options: Any,
 ) -> int:
     """Train a preset with a method into a run folder, evaluate what it has reached, and write the report of the run.
 
@@ -122,15 +122,15 @@ def train(
         allow_import: Function of a network that a run to resume may import and call, as its configuration names it.
         dry_run: Train nothing: print configuration, size of the model, steps, and an estimate of the time.
         quiet: Print where run and report are, and the result, only.
-        given: Settings that were given as options.
+        options: Settings that were set by options.
     """
-    chosen = settings.apply_options(start, given)
+    chosen = settings.apply_options(start, options)
     root = None if data_root is None else str(data_root)
     if resume is not None and resume != LAST:
         found = find_run(resume, runs)
         if changes := config_diff(read_config(found.config), chosen):
             raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
-        check_import(chosen.model.name, allow_import or given.get("model__name"), found.path)
+        check_import(chosen.model.name, allow_import or options.get("model__name"), found.path)
     if dry_run:
         from orthocond.lab.runs import ranks
 

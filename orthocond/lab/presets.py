@@ -11,7 +11,7 @@ from orthocond.lab.generation.presets import PRESETS as GANS
 from orthocond.lab.grammar import Grammar
 
 
-class Kind(NamedTuple):
+class ExperimentKind(NamedTuple):
     """A kind of experiment.
 
     Attributes:
@@ -26,8 +26,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "classification": Kind("classifiers", CLASSIFIERS, classification.GRAMMAR),
-    "generation": Kind("GANs", GANS, generation.GRAMMAR),
+    "classification": ExperimentKind("classifiers", CLASSIFIERS, classification.GRAMMAR),
+    "generation": ExperimentKind("GANs", GANS, generation.GRAMMAR),
 }
 """The kinds of experiments; to add one, list it here and its task in `orthocond.lab.experiments`."""
 

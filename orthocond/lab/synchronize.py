@@ -7,7 +7,7 @@ from orthocond._distributed import sum_across
 from orthocond.layers import DecorrelatedBatchNorm2d, convert_sync
 
 
-class SynchronisedBatchNorm2d(nn.BatchNorm2d):
+class SynchronizedBatchNorm2d(nn.BatchNorm2d):
     """`nn.BatchNorm2d` with mean and variance over all processes; parameters and buffers are the same."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def synchronize(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         if type(module) is nn.BatchNorm2d and module.track_running_stats:
-            module.__class__ = SynchronisedBatchNorm2d
+            module.__class__ = SynchronizedBatchNorm2d
     if any(isinstance(module, DecorrelatedBatchNorm2d) for module in model.modules()):
         convert_sync(model)
     return model

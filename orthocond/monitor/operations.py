@@ -117,12 +117,12 @@ class OperationLog(TorchFunctionMode):
     def _record(self, function: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
         nodes = list(self._new_nodes([t.grad_fn for t in results if t.grad_fn is not None]))
         name = _name(function)
-        given = list(tensors_in((args, kwargs)))
+        tensors = list(tensors_in((args, kwargs)))
         self._follow_power(name.rpartition(".")[2], args, results)
         # A constant that is written somewhere, such as the infinities of a mask, is not computed; and what comes from
         # values that are not finite does not begin here.
-        inputs = [t for t in given if t.is_floating_point() and all(t is not r for r in results)]
-        computed = given and not any(word in name for word in ("empty", "full", "fill", "__get__"))
+        inputs = [t for t in tensors if t.is_floating_point() and all(t is not r for r in results)]
+        computed = tensors and not any(word in name for word in ("empty", "full", "fill", "__get__"))
         kinds = [
             kind
             for kind in ("nan", "infinity")
@@ -136,7 +136,7 @@ class OperationLog(TorchFunctionMode):
         for kind in kinds:
             setattr(self, kind, call)
         if decomposes and not ours and name.rpartition(".")[2] not in _VALUES_ONLY:
-            self._add_decomposition(call, given[0], results)
+            self._add_decomposition(call, tensors[0], results)
 
     def _new_nodes(self, stack: list[Any]) -> Iterator[Any]:
         """Nodes of the graph that no earlier call made."""
@@ -207,9 +207,9 @@ class OperationLog(TorchFunctionMode):
         broken: dict[Any, bool] = {}  # nodes that returned what is not finite: whether they were given it
 
         def watch(node: Any) -> Any:
-            def after(returned: Any, given: Any) -> None:
+            def after(returned: Any, received: Any) -> None:
                 if not _finite(returned):
-                    broken[node] = not _finite(given)
+                    broken[node] = not _finite(received)
 
             return node.register_hook(after)
 

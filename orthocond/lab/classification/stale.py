@@ -45,12 +45,12 @@ _SHORT = (
 _LONG = ("SVD", "SVD, exact, ε 1e-5", "NOG", "NOG + OW + OLR", "BN")  # arms of the claims
 
 
-class _Row(NamedTuple):
+class _Training(NamedTuple):
     label: str
     config: Callable[[Scale, int], Classification]
 
 
-def _short(method: Method, momentum: float, eps: float, falls: bool) -> _Row:
+def _short(method: Method, momentum: float, eps: float, falls: bool) -> _Training:
     """A training of one epoch."""
 
     def config(scale: Scale, seed: int) -> Classification:
@@ -59,13 +59,13 @@ def _short(method: Method, momentum: float, eps: float, falls: bool) -> _Row:
         settings = {"schedule.epochs": 1, "schedule.fall": fall, "model.momentum": momentum, "model.eps": eps}
         return change(replace(base, method=method, seed=seed), settings)
 
-    return _Row("NS iteration" if method.solver == "ns" else label(method), config)
+    return _Training("NS iteration" if method.solver == "ns" else label(method), config)
 
 
-def _rows() -> Iterator[_Row]:
+def _rows() -> Iterator[_Training]:
     yield from (_short(*each) for each in _SHORT)
     arms = {term.arm.label: term.arm for contrast in CONTRASTS for term in contrast.terms}
-    yield from (_Row(name.partition(",")[0], arms[name].config) for name in _LONG)
+    yield from (_Training(name.partition(",")[0], arms[name].config) for name in _LONG)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class StaleStatistics(Table):
         write_atomically(folder / "table.md", _markdown(content).encode())
 
 
-def _summary(row: _Row, material: Material) -> dict[str, Any]:
+def _summary(row: _Training, material: Material) -> dict[str, Any]:
     configs = [row.config(material.scale, seed) for seed in range(material.seeds)]
     records = [r for c in configs if (r := material.records.get(c)) is not None and r.finished]
     schedule = configs[0].schedule

@@ -171,16 +171,16 @@ def evaluate(
     folder = Path(reference) if reference is not None else run.path.parent
     real = references(wanted, config, root, folder, enter)
     reads = is_sprites and bool(asked & {"factors", "chance"})
-    drawn = _draw(generator, samples if reads else 0, wanted, enter)
+    generated = _draw(generator, samples if reads else 0, wanted, enter)
     for key, one in wanted.items():
-        result[key] = distance(one, drawn.features[key], real[key])
+        result[key] = distance(one, generated.features[key], real[key])
     known = None
     if reads:
         known = truth.real_factors(config, root)
-        result["factors"] = {"residual": drawn.residual, **truth.compare(known, drawn.factors)}
+        result["factors"] = {"residual": generated.residual, **truth.compare(known, generated.factors)}
         if result["factors"]["read"] * samples < _LEAST:
             known = None
-    study = _Study(run, generator, asked, vp or predictability(config), drawn, known, enter)
+    study = _Study(run, generator, asked, vp or predictability(config), generated, known, enter)
     result |= study.measure()
     if only or skip:
         result = _merged(_before(run, found.step), result)
@@ -222,7 +222,7 @@ def _wanted(
     return found
 
 
-class _Drawn(NamedTuple):
+class _Generated(NamedTuple):
     """What is kept of generated images.
 
     Attributes:
@@ -239,7 +239,7 @@ class _Drawn(NamedTuple):
 
 
 @torch.no_grad()
-def _draw(generator: nn.Module, samples: int, wanted: Mapping[str, Asked], enter: Stage) -> _Drawn:
+def _draw(generator: nn.Module, samples: int, wanted: Mapping[str, Asked], enter: Stage) -> _Generated:
     """Generate images, always the same, and keep the factors of the first ones and the features that are asked for."""
     random = torch.Generator().manual_seed(0)
     latents, factors, residuals = [torch.empty(0)], [torch.empty(0)], [torch.zeros(1)]
@@ -259,7 +259,7 @@ def _draw(generator: nn.Module, samples: int, wanted: Mapping[str, Asked], enter
                 features[key].append(one.extractor(images[: one.images - start]).cpu())
     residual = float(torch.cat(residuals)[1:].mean()) if samples else 0.0
     joined = {key: torch.cat(parts) for key, parts in features.items()}
-    return _Drawn(torch.cat(latents), torch.cat(factors), residual, joined)
+    return _Generated(torch.cat(latents), torch.cat(factors), residual, joined)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class _Study:
         generator: Its generator.
         asked: Names of what is measured.
         vp: How predictability is measured.
-        drawn: Latents and factors of generated sprites.
+        generated: Latents and factors of generated sprites.
         real: Factors of real sprites; None for other images, or if too few could be read.
         enter: Called with each stage.
     """
@@ -280,7 +280,7 @@ class _Study:
     generator: nn.Module
     asked: frozenset[str]
     vp: VariationalPredictability
-    drawn: _Drawn
+    generated: _Generated
     real: Tensor | None
     enter: Stage
 
@@ -360,8 +360,8 @@ class _Study:
 
     def _readable(self) -> tuple[Tensor, Tensor]:
         """Latents and factors of the generated sprites that could be read."""
-        known = self.drawn.factors.isfinite().all(1)
-        return self.drawn.z[known], self.drawn.factors[known]
+        known = self.generated.factors.isfinite().all(1)
+        return self.generated.z[known], self.generated.factors[known]
 
     def _blocks(self) -> list[int]:
         """Numbers of latents that rotate among themselves."""

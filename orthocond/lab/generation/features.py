@@ -129,11 +129,11 @@ def _read(path: Path) -> dict[str, Any]:
             member = archive.extractfile(_MEMBER)
             assert member is not None
             data = member.read()
-    found: dict[str, Any] = _ArraysOnly(io.BytesIO(data)).load()
+    found: dict[str, Any] = _NumpyOnly(io.BytesIO(data)).load()
     return found
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _NumpyOnly(pickle.Unpickler):
     """Reads arrays of NumPy, and calls nothing else that a file names."""
 
     def find_class(self, module: str, name: str) -> Any:

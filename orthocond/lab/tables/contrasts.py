@@ -114,7 +114,7 @@ class Claims(Table):
 
         rows = [self._row(*each, material) for each in self.rows(material.scale, material.seeds)]
         for measure in self.measures:
-            _judge(rows, measure.name)
+            _add_verdicts(rows, measure.name)
         figures = []
         for name, figure in self._draw(rows, material):
             save(figure, folder / name)
@@ -266,7 +266,7 @@ def _value(contrast: Contrast, scale: Scale, seed: int, measure: Measure, materi
     return total
 
 
-def _judge(rows: Sequence[dict[str, Any]], name: str) -> None:
+def _add_verdicts(rows: Sequence[dict[str, Any]], name: str) -> None:
     """Add differences, equivalence, corrected p-values, and with the first measure verdicts."""
     for row in rows:
         cell = row["measures"][name]

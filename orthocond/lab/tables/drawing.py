@@ -14,10 +14,10 @@ _BLACK, _ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73"),
     *("#0072B2", "#D55E00", "#CC79A7"),
 )
-_GREY, _WINE, _TEAL = "#8C8C8C", "#882255", "#44AA99"
+_GRAY, _WINE, _TEAL = "#8C8C8C", "#882255", "#44AA99"
 # Methods that stand in the same figure differ; those of the same kind are alike in all figures.
 _COLORS = (
-    {"svd": _BLACK, "ns": _GREY, "bn": _SKY}
+    {"svd": _BLACK, "ns": _GRAY, "bn": _SKY}
     | {"sn": _ORANGE, "ol": _SKY, "ow": _GREEN, "wi": _WINE, "mow": _TEAL, "bn+wi": _WINE}
     | {"nog": _BLUE, "nog+sn": _ORANGE, "nog+ol": _SKY, "nog+ow": _GREEN}
     | {"olr": _RED, "nog+olr": _ORANGE, "ow+olr": _GREEN, "nog+ow+olr": _PURPLE}
