@@ -30,7 +30,7 @@ def check_square(a: object, name: str) -> Tensor:
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(
             f"{name} needs square matrices (*, n, n); got shape {tuple(a.shape)}. "
-            "Of a feature matrix x of shape (d, N), pass its covariance, torch.cov(x)."
+            "For a feature matrix x of shape (d, N), pass its covariance, torch.cov(x)."
         )
     return a
 

@@ -63,7 +63,7 @@ def _infinite(training: Training) -> list[str]:
 def dead_discriminator(training: Training) -> str | None:
     """What is to be said of a discriminator that has stopped telling images apart; None of any other.
 
-    Trainings log in how many steps it could not tell. Of those that did not yet, the loss is looked at.
+    Trainings log in how many steps it could not tell. For those that did not yet, the loss decides.
     """
     part = late(training, "cannot_tell")
     if part is not None:

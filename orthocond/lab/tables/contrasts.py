@@ -72,7 +72,7 @@ class Claims(Table):
     """A table whose rows are contrasts, each with a verdict.
 
     At scale laptop it has the contrasts at all scales for which seeds are planned; at another scale all contrasts at
-    that one. Of the planned seeds it takes at most as many as are asked for.
+    that one. It takes at most as many of the planned seeds as are asked for.
 
     Attributes:
         contrasts: The rows.

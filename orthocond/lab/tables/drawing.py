@@ -96,7 +96,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Figures need matplotlib, which is not installed; pip install orthocond[lab].") from error
+        raise ImportError("Figures need matplotlib, which is not installed; pip install 'orthocond[lab]'.") from error
     return Figure(figsize=(width, height))
 
 
