@@ -109,3 +109,23 @@ def test_identifiers_are_in_american_spelling_and_say_what_they_are(folder):
     for _, tree in sources(folder):
         wrong |= {name for name in identifiers(tree) if BRITISH.search(name) or name in VAGUE}
     assert wrong == set()
+
+
+def test_a_training_takes_the_six_hops_of_the_page():
+    """Each hop is on the page, and its code calls the next one; the table reads what the run has written."""
+    hops = {
+        "cli/train.py": ("_train", r"experiments\.train\("),
+        "lab/experiments.py": ("train", r"Loop\(.*\)\.train\("),
+        "lab/loop.py": ("make_step", r"self\.task\.step\("),
+        "lab/runs/folder.py": ("log", "def log"),
+        "lab/catalog.py": ("make", r"gather\("),
+    }
+    page = (DOCS / "architecture.md").read_text()
+    for place, (name, call) in hops.items():
+        tree = ast.parse((ROOT / "orthocond" / place).read_text())
+        (function,) = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name]
+        assert re.search(call, ast.unparse(function)), place
+        assert f"`{place}`" in page
+    loop = (ROOT / "orthocond" / "lab" / "loop.py").read_text()
+    assert "self.run.log(" in loop
+    assert "self.run.save(" in loop

@@ -19,7 +19,8 @@ _THIRD, _TWO_THIRDS = (cmath.exp(2j * math.pi * k / 3) for k in (1, 2))  # of a 
 def minimizer(coefficients: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """Global minimizer over ``[low, high]``, or over all numbers; no value is read on the host.
 
-    Two minima can be equal: D = W gives both (1 - η) W and -(1 - η) W. Among values that differ by rounding alone, the one with the shortest step counts.
+    Two minima can be equal: D = W gives both (1 - η) W and -(1 - η) W. Among values that differ by rounding alone, the
+    one with the shortest step counts.
 
     Args:
         coefficients: e1 to e4, ``(*, 4)`` in float64.
