@@ -72,7 +72,7 @@ def test_a_job_saves_when_it_is_told_and_goes_on_bit_for_bit(tmp_path):
     assert ending.code == 0, ending.text
     executor = submitit.LocalExecutor(tmp_path / "jobs")
     executor.update_parameters(timeout_min=10)
-    job = executor.submit(module.Training(run.path, None, Cluster()))
+    job = executor.submit(module.JobOfTraining(run.path, None, Cluster()))
     follower, told = Follower(run.path), False
     while not told:
         told = any(state.step >= 10 for state in follower.read())
@@ -101,11 +101,11 @@ def _one_thread():
 
 def test_a_job_with_several_processes_is_torchrun_on_each_machine():
     job = SimpleNamespace(num_nodes=2, node=1, hostnames=["a", "b"], raw_job_id="4007")
-    head = module.Training("run", None, Cluster(gpus=4, nodes=2))._head(job)
+    head = module.JobOfTraining("run", None, Cluster(gpus=4, nodes=2))._head(job)
     assert head[1:3] == ["-m", "torch.distributed.run"]
     assert " ".join(head[3:]) == "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr a --master-port 29507"
     single = SimpleNamespace(num_nodes=1, node=0, hostnames=["a"], raw_job_id="7")
-    assert module.Training("run", None, Cluster(gpus=1))._head(single) == []
+    assert module.JobOfTraining("run", None, Cluster(gpus=1))._head(single) == []
 
 
 def test_processes_of_torchrun_train_together_and_the_first_evaluates(tmp_path):

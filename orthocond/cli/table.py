@@ -145,19 +145,19 @@ def _executor(
         raise UsageError(f"{f'{file}: ' if file is not None else ''}{error}") from error
 
 
-def _show_status(look: Any, quiet: bool) -> int:
+def _show_status(read: Any, quiet: bool) -> int:
     """Print where every training stands; in a terminal, go on until they have ended or Ctrl-C."""
     from orthocond.lab.display import Display, is_plain
     from orthocond.lab.launch.overview import LIVE, follow
 
-    found = look()
+    found = read()
     _print(found)
     if quiet or is_plain() or not any(standing.state in LIVE for standing in found):
         return 0
     print("Ctrl-C leaves this display; the trainings go on.")
     try:
         with Display([standing.name for standing in found]) as display:
-            found = follow(look, display)
+            found = follow(read, display)
     except KeyboardInterrupt:
         return 0
     _print(found)

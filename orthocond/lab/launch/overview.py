@@ -101,11 +101,11 @@ def _age(run: Path) -> float:
         return 0.0
 
 
-def follow(look: Callable[[], Sequence[Standing]], progress: Callable[[int, Progress], None]) -> list[Standing]:
+def follow(read: Callable[[], Sequence[Standing]], progress: Callable[[int, Progress], None]) -> list[Standing]:
     """Pass on what trainings report until none waits or runs any more.
 
     Args:
-        look: Says where they stand.
+        read: Says where they stand.
         progress: Called with the place of a training and where it stands.
 
     Returns:
@@ -113,7 +113,7 @@ def follow(look: Callable[[], Sequence[Standing]], progress: Callable[[int, Prog
     """
     followers: dict[Path, Follower] = {}
     while True:
-        found = list(look())
+        found = list(read())
         for place, standing in enumerate(found):
             if standing.run is not None and standing.state in LIVE:
                 follower = followers.setdefault(standing.run, Follower(standing.run, from_end=True))

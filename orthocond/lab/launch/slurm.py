@@ -138,7 +138,7 @@ class Slurm:
             executor.update_parameters(**self._cluster.parameters(at_a_time))
             for run in array:
                 (run.path / PROGRESS).unlink(missing_ok=True)
-            trainings = [Training(run.path.resolve(), self._data_root, self._cluster) for run in array]
+            trainings = [JobOfTraining(run.path.resolve(), self._data_root, self._cluster) for run in array]
             with executor.batch():
                 jobs = [executor.submit(training) for training in trainings]
             for run, job in zip(array, jobs, strict=True):
@@ -162,7 +162,7 @@ class Slurm:
                 self._gone.discard(path)
             elif path not in self._gone:
                 self._gone.add(path)  # files may be seen later than the queue: judged at the next look
-            elif (ending := _judge(run, job, state)) is not None:
+            elif (ending := _ending(run, job, state)) is not None:
                 endings.append(ending)
                 del self._runs[path]
             else:
@@ -197,7 +197,7 @@ class Slurm:
             self._news.append(f"{len(ids)} jobs go on. `--status` shows them, `--cancel` cancels them.")
 
 
-def _judge(run: Run, job: Job | None, state: str) -> Ending | None:
+def _ending(run: Run, job: Job | None, state: str) -> Ending | None:
     """How a training ended whose job is gone; None if it was lost, and can go on."""
     code, log = read_code(run.path), run.path / LOG
     if is_finished(run) and is_evaluated(run):
@@ -220,7 +220,7 @@ def _judge(run: Run, job: Job | None, state: str) -> Ending | None:
     return None
 
 
-class Training:
+class JobOfTraining:
     """What a job does: start the process that trains a run, and let it save before the job has to end.
 
     Slurm sends SIGTERM before it kills a job: when it is preempted, requeued or cancelled. Before the time limit it
@@ -264,7 +264,7 @@ class Training:
         assert self._process is not None
         while os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             time.sleep(0.1)
-        return submitit.helpers.DelayedSubmission(Training(self._run, self._data_root, self._cluster))
+        return submitit.helpers.DelayedSubmission(JobOfTraining(self._run, self._data_root, self._cluster))
 
     def _stop(self) -> None:
         """Send one SIGTERM: a second one would end the process before it has saved."""
