@@ -76,6 +76,29 @@ def test_words_compare_what_was_measured():
     assert "about the same with all treatments, 3 times larger with nog alone" in words
 
 
+@pytest.mark.parametrize(
+    ("as_trained", "refreshed", "expected"),
+    [
+        (
+            90.5,
+            91.5,
+            "the accuracy changes by +0.5 points as trained and +0.5 with refreshed statistics: no difference",
+        ),
+        (80.0, 91.0, "-10.0 points as trained and +0.0 with refreshed statistics: no difference that 1000 images"),
+        (80.0, 91.0, "10.0 points of the difference as trained are stale statistics."),
+        (95.0, 96.0, ": better by more than 1000 images leave to chance (±2.5), but of one seed."),
+        (80.0, 81.0, ": worse by more than 1000 images leave to chance"),
+    ],
+)
+def test_the_verdict_follows_from_the_numbers(as_trained, refreshed, expected):
+    """With 91 % of 1000 images right, 95 % of chance differences are within 196 √(2 · 0.91 · 0.09 / 1000) = 2.5."""
+    svd = module.Result(90.0, 91.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
+    full = svd._replace(accuracy=as_trained, recalibrated=refreshed, condition_on_range=25.0)
+    text = module._verdict({"svd": svd, "nog": svd, "nog+ow+olr": full}, 1000)
+    assert text.startswith("Verdict: with all treatments κ on the range is 4 times smaller")
+    assert expected in text
+
+
 def test_a_training_that_fails_is_told(tmp_path, monkeypatch, capsys):
     from orthocond.lab.launch import Ending
 
