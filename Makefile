@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: help demo test test-browser test-cluster test-integrations test-slow bench docs docs-check docs-figures docs-versioned dist clean
+.PHONY: help demo test test-browser test-cluster test-integrations test-slow test-paper-scale bench docs docs-check docs-figures docs-versioned dist clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-17s %s\n", $$1, $$2}'
 
 demo: .venv/.lab  ## see both halves: three trainings with their report (2 minutes on two idle cores), and the explorer
 	@echo "1 of 2: three small trainings side by side and their report; 2 minutes on two idle cores"
@@ -32,7 +32,10 @@ test-cluster: .venv/.dev  ## tables on a real Slurm, which is started for it; in
 	$(BIN)/python -m pytest -m cluster tests/test_cluster.py
 
 test-slow: .venv/.dev  ## the longer checks that `make test` leaves out
-	$(BIN)/python -m pytest -m slow --timeout 1800
+	$(BIN)/python -m pytest -m slow --timeout 1800 --ignore tests/test_paper_scale.py
+
+test-paper-scale: .venv/.dev  ## two real steps of every row of every table at the paper's scale: half an hour on one core
+	$(BIN)/python -m pytest -m slow tests/test_paper_scale.py --timeout 3600
 
 bench: .venv/.dev  ## time everything beside its baselines (25 minutes); results in benchmarks/results, pages in docs
 	for name in matrix_functions layers steps training_step inference data; do \

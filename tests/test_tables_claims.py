@@ -212,8 +212,9 @@ def test_arms_differ_in_what_they_are_named_after():
     assert arms["NS, 20 steps"].method.solver == "ns20"
     assert arms["Muon of the inner layers"].method.nog_of == "update"
     longer = arms["BN with more steps"].schedule
-    assert longer.steps > 800
+    assert longer.steps == round(800 * claims._ratio("laptop"))
     assert 0 <= longer.epochs * 200 - longer.steps < 200
+    assert 1 < claims._ratio("workstation") < claims._ratio("laptop")
 
 
 @pytest.mark.parametrize("scale", ["laptop", "workstation"])

@@ -109,6 +109,7 @@ def test_a_steady_schedule_has_three_stages():
     )
     (axes,) = figures.learning_rate([outcome], [method]).axes
     assert [text.get_text() for text in axes.texts[:3]] == ["100 %", "25 %", "2 %"]
+    assert "in its rise,\nheight and fall" in axes.texts[3].get_text()
     assert list(axes.lines[0].get_ydata()) == pytest.approx([rate / 2 for rate in rates])  # that of the layer
 
 
@@ -178,6 +179,13 @@ def test_learning_rates_stand_beside_the_schedule():
     assert list(dots.get_ydata()) == pytest.approx([0.05] * 4 + [0.005] * 4 + [0.05] * 4 + [0.005] * 4)
     assert [text.get_text() for text in figure.axes[1].texts] == ["50 %", "50 %"]
     assert len(figure.axes[0].lines[1].get_xdata()) == 0
+
+
+def test_learning_rates_of_several_experiments_are_those_of_the_first():
+    outcomes = _outcomes("learning-rate")
+    other = replace(outcomes[0], experiment=replace(outcomes[0].experiment, label="another"), records={})
+    figure = figures.learning_rate([other, *outcomes], tables.TABLES["learning-rate"].rows)
+    assert figure.axes[0].texts[-1].get_text().startswith("ResNet-50, CIFAR-100, 32x32\ngray")
 
 
 def test_nothing_is_drawn_from_nothing():

@@ -82,11 +82,13 @@ def _seconds_until(record: Any, epoch: float) -> float:
 def learning_rate(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     """Step lengths of the Pre-SVD layer beside the schedule of all other layers, and how often OLR chose them.
 
-    A column for each method, a line for each form of OLR.
+    A column for each method, a line for each form of OLR, of the first experiment that has them.
     """
-    shown = {row: records for o in outcomes for row in rows if (records := o.records.get(row))}
-    if not any("olr" in row.name.split("+") for row in shown):
+    treated = [row for row in rows if "olr" in row.name.split("+")]
+    outcome = next((o for o in outcomes if any(o.records.get(row) for row in treated)), None)
+    if outcome is None:
         return None
+    shown = {row: records for row in rows if (records := outcome.records.get(row))}
     columns = list(dict.fromkeys(row.name for row in shown))
     forms = sorted({is_paper_form(row) for row in shown})
     figure, grid = panels(len(forms), len(columns))
@@ -99,11 +101,15 @@ def learning_rate(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
                 continue
             _rates(axes, shown[row], row)
             axes.set_ylim(bottom=low / 2)
-            name = outcomes[0].short(row)
+            name = outcome.short(row)
             title(axes, name if "olr" in row.name.split("+") else f"{name}, no OLR")
             axes.set_xlabel("training step")
     text = "gray: the learning rate\ndots: step length η of the Pre-SVD layer,\nat logged steps of all seeds"
-    text += "\n%: of the steps at this rate, how many OLR changes"
+    steady = len(set(next(iter(shown.values()))[0].series("lr")[1])) > _STEPS
+    where = "in its rise,\nheight and fall" if steady else "at this rate"
+    text += f"\n%: of the steps {where}, how many OLR changes"
+    if len(outcomes) > 1:
+        text = f"{outcome.experiment.label}\n{text}"
     corner = grid[0][0]
     corner.text(0.03, 0.04, text, transform=corner.transAxes, size=8.5, color="0.35", linespacing=1.5, va="bottom")
     grid[0][0].set_ylabel("step length η")
@@ -114,7 +120,8 @@ def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
     """The η of every seed at the steps that were logged, over the schedule; how often OLR acts in each stage of it."""
     steps, schedule = records[0].series("lr")
     schedule = [row.stem_lr * rate for rate in schedule]
-    axes.step(steps, schedule, where="post", color="0.75", linewidth=4, solid_capstyle="butt")
+    style = "default" if len(set(schedule)) > _STEPS else "steps-post"
+    axes.plot(steps, schedule, drawstyle=style, color="0.75", linewidth=4, solid_capstyle="butt")
     axes.set_yscale("log")
     axes.set_ylim(top=max(schedule) * 2.5)
     x: list[int] = []

@@ -198,7 +198,12 @@ TABLES: tuple[Table, ...] = (
         "Decorrelated batch normalization on CIFAR-10 and CIFAR-100",
         "All main methods, on the data of the paper's first table.",
         _MAIN,
-        (_DIFFERENCES, FigurePlan("convergence", convergence, _CONVERGE)),
+        (
+            _DIFFERENCES,
+            FigurePlan("convergence", convergence, _CONVERGE),
+            FigurePlan("conditioning", conditioning, _CONVERGE),
+            FigurePlan("learning-rate", learning_rate, _SCHEMES),
+        ),
         (_CIFAR10, _CIFAR100),
     ),
     _decorrelated(

@@ -77,7 +77,7 @@ class Claims(Table):
     Attributes:
         contrasts: The rows.
         measures: What counts; the verdict goes by the first.
-        setting: The network and the data at each scale, for people.
+        setting: What a scale is called, and in parentheses its network and data.
         figures: What is drawn of arms, by their methods; `FigurePlan.rows` says of which.
         notes: What a reader has to know.
     """
@@ -130,7 +130,7 @@ class Claims(Table):
             "arms": self._arms(material),
             "verdict": _sentences(rows, self.measures[0]),
             "figures": figures,
-            "notes": [*self.notes, *_NOTES, *material.remarks],
+            "notes": [*_settings(rows), *self.notes, *_NOTES, *material.remarks],
         }
         write_json(content, folder / "table.json")
         write_atomically(folder / "table.csv", _csv(content).encode())
@@ -214,7 +214,7 @@ class Claims(Table):
                 p_value((found or {}).get("p_holm")),
                 _within(row, first.name),
                 _seeds(row, first.name),
-                row["setting"],
+                row["setting"].partition(" (")[0],
             ]
             for row in content["contrasts"]
         ]
@@ -305,11 +305,17 @@ def _sentences(rows: Sequence[Mapping[str, Any]], measure: Measure) -> list[str]
     found = []
     for verdict, start in words.items():
         names = dict.fromkeys(
-            f"{r['claim']} ({r['contrast']}, {r['setting']})" for r in rows if r["verdict"] == verdict
+            f"{r['claim']} ({r['contrast']}, {r['setting'].partition(' (')[0]})"
+            for r in rows
+            if r["verdict"] == verdict
         )
         if names:
             found.append(f"{start}, by {measure.title.lower()}: {'; '.join(names)}.")
     return found
+
+
+def _settings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{text[0].upper()}{text[1:]}." for text in dict.fromkeys(row["setting"] for row in rows)]
 
 
 def _center(values: Sequence[float | None]) -> dict[str, Any]:
@@ -342,7 +348,7 @@ def _others(content: Mapping[str, Any], measures: Sequence[Measure]) -> str:
         head += [f"{measure.title} [95 %]", "p (Holm)"]
     rows = []
     for row in content["contrasts"]:
-        line = [row["contrast"], row["setting"]]
+        line = [row["contrast"], row["setting"].partition(" (")[0]]
         for measure in measures:
             found = row["measures"][measure.name]["difference"]
             line += [interval(found, digits=_digits(measure)), p_value((found or {}).get("p_holm"))]

@@ -133,11 +133,11 @@ def verdicts(rows: Sequence[dict[str, Any]], measure: Measure) -> Any:
     reach = 2.5 * max(abs(row["measures"][measure.name]["difference"]["mean"]) for row in shown) or 1.0
     low, high = axes.get_xlim()
     axes.set_xlim(max(low, -reach), min(high, reach))
-    axes.set_yticks(range(len(shown)), [f"{row['contrast']} ({row['scale']})" for row in shown])
+    axes.set_yticks(range(len(shown)), [f"{row['contrast']}, {row['setting'].partition(' (')[0]}" for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.grid(False, axis="y")
     axes.set_xlabel(f"{measure.title[0].lower()}{measure.title[1:]}: difference with its 95 % interval; left is better")
-    title(axes, "green holds, red fails, blue equivalent, gray cannot tell; filled: significant")
+    title(axes, "green: holds, red: fails, blue: equivalent; filled: significant")
     return figure
 
 
