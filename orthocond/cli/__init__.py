@@ -1,5 +1,6 @@
 """The command `orthocond`: train, compare, evaluate, look."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 for an error; 2 for bad usage; 3 for a training that diverged; 130 and 143 where Ctrl-C or
         SIGTERM ended a training after its state was saved.
     """
+    # Pydantic would look for plugins, of which there are none, in the files of every package that is installed.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from orthocond.cli.app import run
     except ModuleNotFoundError as error:

@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 _REMEDIES = {
     errno.ENOSPC: "The disk is full: free some space, then resume.",
     errno.EDQUOT: "Your disk quota is used up: free some space, then resume.",
@@ -32,6 +30,8 @@ def locked(folder: Path) -> Iterator[None]:
         OSError: If the folder cannot be written.
         RuntimeError: If another process holds the lock for a minute.
     """
+    from filelock import FileLock, Timeout  # which brings asyncio; lists of data sets do without
+
     path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
