@@ -30,7 +30,7 @@ ENDED = (
 )
 """The states of a job that does not run any more."""
 _FRUITLESS = 3  # jobs of a training that may end without a new checkpoint
-_TIMEOUTS = 1000  # how often a job may reach its time limit and go on; `_FRUITLESS` ends one that does not come further
+_TIMEOUTS = 1000  # how often a job may reach its time limit and be queued again; the watcher does not count these
 _PORTS = 29_500, 2000  # the first port for the processes of a training on several machines, and how many there are
 
 
