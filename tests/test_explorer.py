@@ -1,5 +1,6 @@
 """The explorer before a browser opens it: sources, directions, the file, and what wrong sources are told."""
 
+import json
 import re
 import subprocess
 import sys
@@ -14,9 +15,13 @@ import orthocond as oc
 from orthocond.cli import main
 from orthocond.directions import Directions, axes
 from orthocond.gans import EigenGenerator, SimpleGenerator
-from orthocond.lab.explorer import shipped
+from orthocond.lab.data import FACTORS
+from orthocond.lab.data.sprites import render
+from orthocond.lab.explorer import shipped, write_explorer
 from orthocond.lab.explorer.page import Exhibit, Kind, _describe_kind, write_page
+from orthocond.lab.explorer.scores import changed_factors, scores_of
 from orthocond.lab.explorer.sources import from_onnx, kinds_of, to_onnx
+from orthocond.lab.runs import Run
 
 EXHIBIT = Exhibit("toy", b"model", 4, (4,), "normal", 1.0, (-1.0, 1.0), None, (Kind("axes", "axes", "", axes(4)),))
 
@@ -41,10 +46,11 @@ def run(*arguments):
 
 def test_directions_come_by_effect_and_ties_follow_them():
     found = Directions(torch.eye(4)[:3], torch.tensor([5.0, 1.0, 1.0]), effect=torch.tensor([0.1, 0.2, 0.3]))
-    kind = _describe_kind(Kind("k", "title", "about", found, scores=(7.0, 8.0, 9.0)))
+    kind = _describe_kind(Kind("k", "title", "about", found, scores={"0": {"score": 7.0}, "2": {"score": 9.0}}))
     assert [row["name"] for row in kind["directions"]] == ["2", "1", "0"]
-    assert [row["score"] for row in kind["directions"]] == [9.0, 8.0, 7.0]
+    assert [row["scores"] for row in kind["directions"]] == [{"score": 9.0}, {}, {"score": 7.0}]
     assert kind["ties"] == [[0, 1]]
+    assert kind["tie_tol"] == found.tie_tol
 
 
 def test_exported_models_agree_with_torch_for_any_number_of_latents(tmp_path):
@@ -68,17 +74,123 @@ def test_exported_models_agree_with_torch_for_any_number_of_latents(tmp_path):
 @pytest.mark.parametrize(
     ("make", "names"),
     [
-        (lambda: SimpleGenerator(8, 5, 4), ["joint", "jacobian", "sefa", "axes"]),
-        (lambda: EigenGenerator(8, 2, 4, 4), ["layers", "joint", "jacobian", "axes"]),
-        (Toy, ["joint", "jacobian", "axes"]),
+        (lambda: SimpleGenerator(8, 5, 4), {"joint", "jacobian", "sefa", "axes"}),
+        (lambda: EigenGenerator(8, 2, 4, 4), {"layers", "joint", "jacobian", "axes"}),
+        (Toy, {"joint", "jacobian", "axes"}),
     ],
 )
 def test_every_generator_has_its_kinds_of_directions(make, names):
     generator = make()
     noise = torch.zeros(4) if isinstance(generator, EigenGenerator) else None
-    kinds = list(kinds_of(oc.Generator(generator, noise=noise, range=None)))
-    assert [kind.name for kind in kinds] == names
+    kinds = kinds_of(oc.Generator(generator, noise=noise, range=None))
+    assert {kind.name for kind in kinds} == names
     assert all(kind.directions.effect is not None for kind in kinds)
+
+
+def test_joint_directions_come_first_unless_the_axes_are_as_good():
+    """Each of four factors lights its own pixels; the latents are the factors, or the factors turned."""
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))[0]
+
+    def lights(rotation):
+        def draw(z):
+            return (1.5 * z @ rotation).sin().reshape(-1, 1, 2, 2)
+
+        return oc.Generator(draw, 4, latent_shape=(4,))
+
+    assert [kind.name for kind in kinds_of(lights(turn))] == ["joint", "jacobian", "axes"]
+    straight = kinds_of(lights(torch.eye(4)))
+    assert [kind.name for kind in straight] == ["axes", "joint", "jacobian"]
+    assert "entanglement, from 0 to 1, is 0.00" in straight[1].about
+
+
+def test_pictures_that_keep_to_the_upper_half_of_the_range_get_a_warning(tmp_path, monkeypatch, capsys):
+    module = nn.Sequential(nn.Linear(3, 48), nn.Sigmoid(), nn.Unflatten(1, (3, 4, 4)))
+    file = tmp_path / "sigmoid.onnx"
+    file.write_bytes(to_onnx(oc.Generator(module, 3), "sigmoid")[0])
+    exhibit = from_onnx(file)
+    assert "--range 0 1" in exhibit.warning
+    assert from_onnx(file, range=(0, 1)).warning == ""
+    monkeypatch.setattr("orthocond.lab.explorer.write._find", lambda *_: exhibit)
+    assert run("explore", str(file), "--no-open", "--out", str(tmp_path / "x.html")) == 0
+    assert "--range 0 1" in capsys.readouterr().out
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that trained for one step, and the evaluation that a longer one might have."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = ["--data.size", "16", "--model.channels", "8", "8", "8", "--data.limit", "64", "--schedule.steps", "1"]
+    arguments = ["train", "gan-sprites", *settings, "--schedule.batch-size", "8", "--no-evaluate", "--quiet"]
+    assert run(*arguments, "--runs", str(folder)) == 0
+    (made,) = (Run.open(path.parent) for path in folder.glob("*/config.json"))
+    z_dim = made.config["model"]["z_dim"]
+    names = [f"z{i}" for i in range(z_dim)]
+    vp = {"per_direction": [0.5 + i / 100 for i in range(z_dim)]}
+    axes_ = {"names": names, "importance": [1.0] * z_dim, "vp": vp, "activeness": [*[0.1] * (z_dim - 1), "NaN"]}
+    joint_ = {"names": ["joint 0", "joint 1"], "importance": [3.0, 1.0], "activeness": [0.2, 0.1]}
+    content = {"step": made.load().step, "directions": {"axes": axes_, "joint": joint_, "eigengan": joint_}}
+    (made.path / "evaluation.json").write_text(json.dumps(content))
+    return made
+
+
+def test_scores_are_those_of_the_evaluation_and_nothing_else(trained):
+    own = axes(trained.config["model"]["z_dim"])
+    found = scores_of(trained, "axes", own)
+    assert found["z1"] == {"predictability": 0.51, "activeness": 0.1}
+    assert list(found.values())[-1].keys() == {"predictability"}
+    joint = Directions(torch.eye(3)[:2], torch.tensor([3.0001, 1.5]), ("joint 0", "joint 1"))
+    assert scores_of(trained, "joint", joint) == {"joint 0": {"activeness": 0.2}}  # the other one is not the same
+    assert scores_of(trained, "layers", joint) == {"joint 0": {"activeness": 0.2}}
+    assert scores_of(trained, "sefa", joint) == {}
+    file = trained.path / "evaluation.json"
+    kept = file.read_text()
+    try:
+        file.write_text(json.dumps(json.loads(kept) | {"step": 999}))
+        assert scores_of(trained, "axes", own) == {}  # of other weights
+        file.write_text("[]")
+        with pytest.raises(ValueError, match=r"evaluation.json is damaged .* orthocond evaluate"):
+            scores_of(trained, "axes", own)
+        file.unlink()
+        assert scores_of(trained, "axes", own) == {}
+    finally:
+        file.write_text(kept)
+
+
+def test_explorer_of_a_run_lies_in_its_folder_and_says_whose_it_is(trained):
+    file = write_explorer(trained.path)
+    assert file == trained.path / "explore.html"
+    page = file.read_text()
+    title = re.search("<title>(.*)</title>", page)[1]
+    assert re.fullmatch(r"gan-sprites, none, seed 0 \(run 0\) — orthocond explorer", title)
+    models = json.loads(re.search('<script id="models-data" type="application/json">(.*?)</script>', page)[1])
+    (kind,) = (kind for kind in models[0]["kinds"] if kind["kind"] == "axes")
+    assert {row["name"]: row["scores"]["predictability"] for row in kind["directions"]}["z1"] == 0.51
+
+
+def test_factors_that_a_direction_changes_are_measured_for_sprites_alone():
+    """The factors of real sprites are the latents: each axis changes its own."""
+
+    class Sprites(nn.Module):
+        z_dim = 6
+
+        def forward(self, z):
+            low, high = torch.tensor(list(FACTORS.values())).unbind(1)
+            return render(low + (high - low) * torch.sigmoid(z), torch.zeros(len(z), dtype=torch.long), 32)
+
+    found = changed_factors(oc.Generator(Sprites(), range=(0, 1)), axes(6))
+    for i, name in enumerate(FACTORS):
+        assert max(found[f"z{i}"], key=found[f"z{i}"].get) == name
+    assert changed_factors(oc.Generator(Toy(), range=None), axes(3)) == {}
+
+
+def test_the_generator_that_ships_says_what_its_directions_change():
+    kinds = {kind.name: kind for kind in shipped.exhibit().kinds}
+    assert all(set(kind.factors) == set(kind.directions.names) for kind in kinds.values())
+    tops = {max(row, key=row.get) for row in kinds["joint"].factors.values()}
+    assert {"hue", "background"} <= tops
 
 
 def test_the_file_needs_nothing_else():
@@ -118,6 +230,7 @@ def test_explore_writes_one_file_for_a_function(tmp_path, monkeypatch, capsys):
         (["broken.onnx"], "broken.onnx is not an ONNX model"),
         (["7"], "There is no run '7'"),
         (["os:system"], "has to be a function without arguments"),
+        (["face.pt"], "face.pt holds weights, and a page needs the network, too"),
         (["--out", "page.pdf"], "needs a file that ends with .html"),
         (["broken.onnx", "--range", "1", "0"], "smaller value first"),
         (["broken.onnx", "--prior", "cauchy"], "prior"),

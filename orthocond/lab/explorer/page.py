@@ -5,18 +5,22 @@ import gzip
 import html
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
 import torch
 
-from orthocond.directions import Directions
+from orthocond.directions import Directions, JointDirections
 
 _STATIC = files("orthocond.lab.explorer") / "static"
 _LIBRARIES = {"ort": "ort.wasm.bundle.min.mjs", "gifenc": "gifenc.esm.js"}
-_SCRIPTS = ("numbers.js", "runtime.js", "state.js", "app.js")
+_SCRIPTS = ("numbers.js", "runtime.js", "state.js", "pictures.js", "regions.js", "exports.js", "controls.js", "app.js")
+_DIGITS = 4  # of numbers that are shown
+
+Scores = Mapping[str, Mapping[str, float]]
+"""From the name of a direction to numbers by name."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,16 @@ class Kind:
         title: Name for people.
         about: One sentence: where they come from and what their importance is.
         directions: The directions, with their measured effect if they have one.
-        scores: A score of each direction, such as its predictability; none at all where nothing was measured.
+        scores: Scores of directions by their names, ``{"z0": {"predictability": 0.9}}``; what is unknown is left out.
+        factors: How far directions move known factors, ``{"z0": {"hue": 0.5}}``.
     """
 
     name: str
     title: str
     about: str
     directions: Directions
-    scores: tuple[float, ...] = ()
+    scores: Scores = field(default_factory=dict)
+    factors: Scores = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Exhibit:
         sigma: Standard deviation of one latent.
         range: Least and largest value of a pixel.
         batch: Number of latents that the model takes at a time; None for any number.
-        kinds: The directions to choose from.
+        kinds: The directions to choose from, the best first.
+        warning: A sentence about what may be wrong with it, and the remedy; empty if nothing is.
     """
 
     name: str
@@ -63,10 +70,15 @@ class Exhibit:
     range: tuple[float, float]
     batch: int | None
     kinds: tuple[Kind, ...]
+    warning: str = ""
 
 
 def write_page(exhibits: Sequence[Exhibit], title: str) -> str:
     """The page of some generators, side by side from the same latent.
+
+    Args:
+        exhibits: The generators.
+        title: The heading of the page.
 
     Raises:
         ValueError: If there is no generator, or one has no directions.
@@ -113,6 +125,7 @@ def _describe(exhibit: Exhibit, onnx: str) -> dict[str, Any]:
         "sigma": exhibit.sigma,
         "range": exhibit.range,
         "batch": exhibit.batch,
+        "warning": exhibit.warning,
         "kinds": [_describe_kind(kind) for kind in exhibit.kinds],
     }
 
@@ -125,16 +138,23 @@ def _describe_kind(kind: Kind) -> dict[str, Any]:
         order = torch.argsort(found.effect, descending=True, stable=True).tolist()
     rows = []
     for i in order:
+        name = found.names[i]
         row: dict[str, Any] = {
-            "name": found.names[i],
+            "name": name,
             "vector": [round(float(x), 6) for x in found.vectors[i]],
-            "importance": float(found.importance[i]),
+            "importance": _rounded(found.importance[i]),
+            "scores": {key: _rounded(value) for key, value in kind.scores.get(name, {}).items()},
+            "factors": {key: _rounded(value) for key, value in kind.factors.get(name, {}).items()},
         }
         if found.effect is not None:
-            row["effect"] = float(found.effect[i])
-        if kind.scores:
-            row["score"] = kind.scores[i]
+            row["effect"] = _rounded(found.effect[i])
         rows.append(row)
     place = {old: new for new, old in enumerate(order)}
     ties = [sorted(place[i] for i in group) for group in found.ties]
-    return {"kind": kind.name, "title": kind.title, "about": kind.about, "directions": rows, "ties": ties}
+    described = {"kind": kind.name, "title": kind.title, "about": kind.about, "directions": rows, "ties": ties}
+    # Ties of joint directions do not follow from importances, so a file of them has no tolerance.
+    return described | {"tie_tol": None if isinstance(found, JointDirections) else found.tie_tol}
+
+
+def _rounded(value: Any) -> float:
+    return float(f"{float(value):.{_DIGITS}g}")

@@ -34,4 +34,4 @@ def generator() -> SimpleGenerator:
 
 def exhibit() -> Exhibit:
     """The generator with its directions, for a page."""
-    return from_module(generator(), "sprites")
+    return from_module(generator(), "Sprites", sprites=True)

@@ -1,8 +1,10 @@
 """Generators to explore: from a run, an ONNX file, a function of the user's, or the one that ships with the package."""
 
 import logging
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,11 +19,17 @@ from orthocond.directions import (
     sefa,
 )
 from orthocond.gans import EigenGenerator, SimpleGenerator
-from orthocond.generators import Generator
+from orthocond.generators import Generator, all_images
+from orthocond.lab.config import from_json, read_config
 from orthocond.lab.explorer.page import Exhibit, Kind
+from orthocond.lab.explorer.scores import changed_factors, scores_of
+from orthocond.lab.generation.config import Generation
+from orthocond.lab.generation.networks import load_generator
+from orthocond.lab.runs import Run
 
-_SAMPLES = 32  # latents from which directions and their effects are measured
+_SAMPLES = 32  # latents from which effects are measured
 _SHOWN = 24  # directions of a kind at most: a page of sliders that a person can look through
+_HARDLY_MORE = 1.1  # times the entanglement of the joint directions: then the axes are as good
 
 
 class _OnnxFile(nn.Module):
@@ -82,8 +90,22 @@ def from_onnx(path: Path, *, prior: str = "normal", range: tuple[float, float] =
     module = _OnnxFile(content, path.name)
     size = int(torch.tensor(module.shape).prod())
     generator = Generator(module, size, prior=prior, range=range, latent_shape=tuple(module.shape))
-    kinds = tuple(kinds_of(generator, derivative="difference"))
-    return Exhibit(path.stem, content, size, tuple(module.shape), prior, generator.sigma, range, module.batch, kinds)
+    kinds = kinds_of(generator, derivative="difference")
+    shape, warning = tuple(module.shape), _doubt(generator, path.name)
+    return Exhibit(path.stem, content, size, shape, prior, generator.sigma, range, module.batch, kinds, warning)
+
+
+def _doubt(generator: Generator, name: str) -> str:
+    """A sentence if pictures keep to the upper half of a range of [-1, 1], as those of a sigmoid do."""
+    if generator.range != (-1.0, 1.0):
+        return ""
+    images = all_images(generator, generator.sample(_SAMPLES), _SAMPLES, name)
+    if float(images.min()) < 0:
+        return ""
+    return (
+        f"The pixels of {name} count as going from -1 to 1, but none of {_SAMPLES} pictures has one below 0. If it "
+        "ends in a sigmoid, its pictures look too bright here: make the page again with --range 0 1."
+    )
 
 
 def _read_onnx(path: Path) -> bytes:
@@ -102,12 +124,14 @@ def _read_onnx(path: Path) -> bytes:
     return content
 
 
-def from_module(generator: nn.Module, name: str) -> Exhibit:
+def from_module(generator: nn.Module, name: str, *, sprites: bool = False, run: Run | None = None) -> Exhibit:
     """A generator that is a module; it is exported to ONNX.
 
     Args:
         generator: A `Generator`, or a module with ``z_dim`` and images in [-1, 1] as the networks of `orthocond.gans`.
         name: Its name on the page.
+        sprites: Whether it draws sprites, so that the factors that a direction changes can be measured.
+        run: The run that it comes from, whose evaluation may have scores of single directions.
 
     Raises:
         TypeError: If it has no ``z_dim``.
@@ -121,8 +145,38 @@ def from_module(generator: nn.Module, name: str) -> Exhibit:
     if not isinstance(wrapped.prior, str):
         raise ValueError(f"{name}: the page draws latents itself, normal or uniform ones; this prior is a function.")
     onnx, batch = to_onnx(wrapped, name)
-    kinds = tuple(kinds_of(wrapped))
-    return Exhibit(name, onnx, wrapped.z_dim, (wrapped.z_dim,), wrapped.prior, wrapped.sigma, (-1.0, 1.0), batch, kinds)
+    kinds = tuple(
+        replace(
+            kind,
+            scores={} if run is None else scores_of(run, kind.name, kind.directions),
+            factors=changed_factors(wrapped, kind.directions) if sprites else {},
+        )
+        for kind in kinds_of(wrapped)
+    )
+    shape, warning = (wrapped.z_dim,), _doubt(wrapped, name)
+    return Exhibit(name, onnx, wrapped.z_dim, shape, wrapped.prior, wrapped.sigma, (-1.0, 1.0), batch, kinds, warning)
+
+
+def from_run(run: Run, *, allow_import: str | None = None) -> Exhibit:
+    """The averaged generator of a run, with what its evaluation says about single directions.
+
+    Args:
+        run: The run of a GAN, with a checkpoint.
+        allow_import: Function of the networks that the run may import and call, as its configuration names it.
+
+    Raises:
+        NotAllowedError: If the run names another function.
+        RuntimeError: If the run has no checkpoint yet.
+        ValueError: If it is the run of a classifier, its evaluation is damaged, or as `from_module`.
+    """
+    if read_config(run.config).kind != "generation":
+        raise ValueError(f"explore needs the run of a GAN; {run.path} is one of a classifier.")
+    config = from_json(Generation, run.config)
+    generator = load_generator(run, allow_import=allow_import)
+    number = run.path.name.partition("-")[0]
+    name = ", ".join(filter(None, [config.preset, config.method.name, f"seed {config.seed}"]))
+    title = f"{name} (run {int(number)})" if number.isdecimal() else f"{name} ({run.path.name})"
+    return from_module(generator, title, sprites=config.data.source == "sprites", run=run)
 
 
 def to_onnx(generator: Generator, name: str) -> tuple[bytes, int | None]:
@@ -169,8 +223,11 @@ def to_onnx(generator: Generator, name: str) -> tuple[bytes, int | None]:
     return model.SerializeToString(), size.dim_value or None
 
 
-def kinds_of(generator: Generator, derivative: str = "auto") -> Iterator[Kind]:
-    """The kinds of directions that a generator has, each with measured effects."""
+def kinds_of(generator: Generator, derivative: str = "auto") -> tuple[Kind, ...]:
+    """The kinds of directions that a generator has, each with measured effects, the best first.
+
+    These are the joint directions, unless the latents as they are entangle hardly more than those.
+    """
 
     def measured(found: Directions) -> Directions:
         found = found.measure(generator, _SAMPLES)
@@ -179,19 +236,33 @@ def kinds_of(generator: Generator, derivative: str = "auto") -> Iterator[Kind]:
             return found
         return found[found.effect.argsort(descending=True)[:_SHOWN].tolist()]
 
-    module = generator.module
-    if isinstance(module, EigenGenerator):
-        about = "EigenGAN's own directions, layer by layer. Importance is the factor that training gave to a direction."
-        yield Kind("layers", "EigenGAN's layers", about, measured(eigengan_directions(module)))
-    k = min(_SHOWN, generator.z_dim)
-    about = "Those that change pictures most independently of each other. Importance as of the Jacobian directions."
-    joint = joint_directions(generator, 2 * _SAMPLES, k=k, starts=1, derivative=derivative)
-    yield Kind("joint", "joint", about, measured(joint))
-    found = jacobian_directions(generator, _SAMPLES, k=k, derivative=derivative)
-    about = "Those in which pictures move most. Importance is the mean squared change of a pixel."
-    yield Kind("jacobian", "Jacobian", about, measured(found))
+    module, k = generator.module, min(_SHOWN, generator.z_dim)
+    joint = joint_directions(generator, k=k, derivative=derivative)
+    kinds = [Kind("joint", "joint", _about_joint(joint.energies), measured(joint))]
+    about = "The directions in which pictures move most. Importance is the mean squared change of a pixel for one σ."
+    found = jacobian_directions(generator, k=k, derivative=derivative)
+    kinds.append(Kind("jacobian", "Jacobian", about, measured(found)))
     if isinstance(module, SimpleGenerator):
-        about = "SeFa: singular vectors of the first projection. Importance is the squared singular value."
-        yield Kind("sefa", "SeFa", about, measured(sefa(module.first_projection, normalize=False, k=k)))
-    about = "One latent each. What an axis means depends on the training; an orthogonal weight alone chooses no axes."
-    yield Kind("axes", "axes of the latent space", about, measured(axes(generator.z_dim)))
+        about = "The singular vectors of the first projection. Importance is the squared singular value."
+        kinds.append(Kind("sefa", "SeFa", about, measured(sefa(module.first_projection, normalize=False, k=k))))
+    about = (
+        "One latent each; all count as equally important. What an axis means depends on the training: an orthogonal "
+        "weight alone chooses no axes."
+    )
+    own = [Kind("axes", "axes", about, measured(axes(generator.z_dim)))]
+    if isinstance(module, EigenGenerator):
+        about = "The directions that training gave to each layer. Importance is the factor that it gave to a direction."
+        own.insert(0, Kind("layers", "EigenGAN's layers", about, measured(eigengan_directions(module))))
+    plain = joint.energies.get("axes", math.inf)
+    as_good = plain <= _HARDLY_MORE * joint.energies["joint"]
+    return (*own, *kinds) if as_good else (*kinds, *own)
+
+
+def _about_joint(energies: Mapping[str, float]) -> str:
+    """What joint directions are, and how much better than others, where that was measured."""
+    names = {"mean": "the Jacobian's", "axes": "the axes"}
+    others = " and ".join(f"{energies[key]:.2f} of {name}" for key, name in names.items() if key in energies)
+    return (
+        "The directions that change pictures most independently of each other. Their entanglement, from 0 to 1, is "
+        f"{energies['joint']:.2f}, against {others}. Importance is the mean squared change of a pixel for one σ."
+    )

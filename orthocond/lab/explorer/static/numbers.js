@@ -22,6 +22,31 @@ function latent(seed, sample, size, prior) {
 
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 
+// Solve a symmetric positive definite system by elimination; equal rows are told apart by a ridge.
+function solve(matrix, right) {
+  const n = right.length, a = matrix.map((row, i) => [...row, right[i]].map((x, j) => (i === j ? x + 1e-9 : x)));
+  for (let k = 0; k < n; k++) for (let i = k + 1; i < n; i++) {
+    const f = a[i][k] / a[k][k];
+    for (let j = k; j <= n; j++) a[i][j] -= f * a[k][j];
+  }
+  const x = Array(n).fill(0);
+  for (let i = n - 1; i >= 0; i--) x[i] = (a[i][n] - x.reduce((sum, v, j) => (j > i ? sum + v * a[i][j] : sum), 0)) / a[i][i];
+  return x;
+}
+
+// Groups of equal importance, as Directions.ties in Python: neighbors by importance within a tolerance, in chains.
+function tiesOf(importances, tolerance, size) {
+  if (tolerance == null) return [];
+  const order = [...importances.keys()].sort((i, j) => importances[j] - importances[i]);
+  const rounding = size * 2 ** -23 * importances[order[0]], groups = [[order[0]]];
+  for (let k = 1; k < order.length; k++) {
+    const above = importances[order[k - 1]];
+    if (above - importances[order[k]] <= Math.max(tolerance * above, rounding)) groups[groups.length - 1].push(order[k]);
+    else groups.push([order[k]]);
+  }
+  return groups.filter((group) => group.length > 1).map((group) => group.sort((i, j) => i - j));
+}
+
 // Eigenvalues, largest first, and eigenvectors as rows, of a symmetric matrix given as rows: cyclic Jacobi.
 function symmetricEigen(matrix) {
   const n = matrix.length;
