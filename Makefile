@@ -7,11 +7,8 @@ BIN = .venv/bin
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-17s %s\n", $$1, $$2}'
 
-demo: .venv/.lab  ## see both halves: three trainings with their report (2 minutes on two idle cores), and the explorer
-	@echo "1 of 2: three small trainings side by side and their report; 2 minutes on two idle cores"
+demo: .venv/.lab  ## see both halves: three trainings with their report, and the explorer (2 minutes on two idle cores)
 	$(BIN)/python -m orthocond demo
-	@echo "2 of 2: the explorer, a page in which a generator runs; half a minute"
-	$(BIN)/python -m orthocond explore --out runs/demo/explore.html
 
 test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at most 12 minutes on two cores
 	$(BIN)/ruff check .

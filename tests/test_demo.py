@@ -54,6 +54,16 @@ def test_demo_does_not_train_again_and_prints_table_words_and_places(made, capsy
     assert all(row[-2:] == ["12", "ms"] for row in rows)
     assert "singular" in text
     assert str(folder / "report.html") in text
+    assert str(folder / "explore.html") in text
+    assert "orthocond explore RUN" in text
+    stages = re.findall(r"^(\d) of 4: .* …$\n(?:.*\n)*?  \d+ s$", text, re.M)
+    assert stages == ["1", "2", "3", "4"]
+
+
+def test_the_explorer_lies_beside_the_report_one_click_away(made):
+    folder, _ = made
+    assert '<a class="open" href="explore.html">' in (folder / "report.html").read_text()
+    assert "<title>Sprites — orthocond explorer</title>" in (folder / "explore.html").read_text()
 
 
 def test_row_is_the_median_of_the_end_of_the_training(tmp_path):

@@ -15,8 +15,7 @@ import orthocond as oc
 from orthocond.cli import main
 from orthocond.directions import Directions, axes
 from orthocond.gans import EigenGenerator, SimpleGenerator
-from orthocond.lab.data import FACTORS
-from orthocond.lab.data.sprites import render
+from orthocond.lab.data import FACTORS, render
 from orthocond.lab.explorer import shipped, write_explorer
 from orthocond.lab.explorer.page import Exhibit, Kind, _describe_kind, write_page
 from orthocond.lab.explorer.scores import changed_factors, scores_of

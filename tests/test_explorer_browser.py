@@ -17,7 +17,7 @@ from torch import nn
 import orthocond as oc
 from orthocond.directions import Directions, axes
 from orthocond.gans import EigenGenerator, SimpleGenerator
-from orthocond.lab.explorer.page import Kind, write_page
+from orthocond.lab.explorer.page import Exhibit, Kind, write_page
 from orthocond.lab.explorer.sources import from_module, from_onnx, to_onnx
 
 pytestmark = needs_chromium
@@ -251,7 +251,7 @@ def test_ties_are_told(opened, quadrants):
     tab = opened([quadrants])
     settled(tab, lambda: tab.select_option("#kind", "tied"))
     assert "1, 2: these 2 are arbitrary up to rotation" in tab.inner_text("#ties")
-    assert tab.locator(".tie").count() == 2
+    assert tab.locator(".facts .tie").count() == 2
 
 
 def test_downloads_are_what_they_say(opened, quadrants, tmp_path):
@@ -485,19 +485,30 @@ def test_an_address_of_nonsense_is_the_start(opened, quadrants):
 
 
 @pytest.mark.parametrize("size", [32, 64])
-def test_the_first_picture_comes_within_3_s_and_updates_within_50_ms(opened, size):
-    """The best of some tries: other processes may have the cores."""
-    exhibit = from_module(SimpleGenerator(size, 16, 32), f"{size} pixels")
-    times, updates = [], []
+def test_the_first_picture_costs_3_s_and_an_update_50_ms_on_one_core(browser, opened, size):
+    """The time that all threads of the browser compute, whatever else the machine does; the least of some tries."""
+    session = browser.new_browser_cdp_session()
+
+    def computed():
+        return sum(process["cpuTime"] for process in session.send("SystemInfo.getProcessInfo")["processInfo"])
+
+    generator = oc.Generator(SimpleGenerator(size, 16, 32))
+    onnx, batch = to_onnx(generator, "timed")
+    kinds = (Kind("axes", "axes", "", axes(16)),)
+    exhibit = Exhibit("timed", onnx, 16, (16,), "normal", 1.0, (-1.0, 1.0), batch, kinds)
+    firsts, updates = [], []
     for _ in range(3):
+        start = computed()
         tab = opened([exhibit])
-        times.append(tab.evaluate("performance.getEntriesByName('first picture')[0].startTime"))
-        for value in (1.0, 2.0, 3.0):
-            slide(tab, 0, value)
-            updates.append(float(tab.evaluate("document.body.dataset.milliseconds")))
+        firsts.append(computed() - start)
+        tab.evaluate("++previewing")  # so that they end
+        tab.wait_for_timeout(300)
+        start = computed()
+        tab.evaluate("(async () => { for (let i = 0; i < 20; i++) await drawPanels(); })()")
+        updates.append((computed() - start) / 20)
         tab.close()
-    assert min(times) < 3000
-    assert min(updates) < 50
+    assert min(firsts) < 3
+    assert min(updates) < 0.05
 
 
 @pytest.mark.parametrize("width", [390, 1500])

@@ -1,4 +1,4 @@
-"""``orthocond demo``: the paper's phenomenon in two minutes, without any data."""
+"""``orthocond demo``: both halves of the package in two minutes, without any data."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ def demo(*, out: Path = Path("runs/demo"), short: bool = False, quiet: bool = Fa
     """See what treatments do to the conditioning of an SVD layer, in two minutes on two cores.
 
     Trains a small ResNet with decorrelated batch normalization on rendered sprites, without treatment, with the nearest
-    orthogonal gradient, and with all three treatments of the paper, side by side. Ends with a table, a figure and a
-    report.
+    orthogonal gradient, and with all three treatments of the paper, side by side. Ends with a table, a figure, a
+    report, and the explorer of a small generator.
 
     Args:
-        out: Folder for runs, figure and report. Trainings that it holds already are not repeated.
+        out: Folder for runs, figure, report and explorer. Trainings that it holds already are not repeated.
         short: A few steps only, to see that everything works.
         quiet: Show no progress.
     """

@@ -87,19 +87,17 @@ def add_report(path: Path, allow_import: str | None = None) -> None:
 
 def add_explorer(run: "Run", allow_import: str | None = None) -> None:
     """Write the explorer of a GAN that has a checkpoint, for its report to lead to, unless it is there and newer."""
-    from orthocond.lab.explorer.page import write_page
-    from orthocond.lab.explorer.sources import from_module
-    from orthocond.lab.generation.networks import load_generator
-    from orthocond.lab.runs.files import write_atomically
+    if run.config.get("kind") != "generation" or not (checkpoints := list(run.checkpoints.glob("*.json"))):
+        return
+    from orthocond.lab.explorer import write_explorer
 
-    newest = max((file.stat().st_mtime for file in run.checkpoints.glob("*.json")), default=None)
     file = run.path / "explore.html"
-    is_new = file.is_file() and newest is not None and file.stat().st_mtime > newest
-    if run.config.get("kind") != "generation" or newest is None or is_new:
+    parts = [*checkpoints, *run.path.glob("evaluation.json")]
+    if file.is_file() and file.stat().st_mtime > max(part.stat().st_mtime for part in parts):
         return
     try:
-        exhibit = from_module(load_generator(run, allow_import=allow_import), run.path.name)
-        write_atomically(file, write_page([exhibit], run.path.name).encode())
+        write_explorer(run.path, allow_import=allow_import)
+        print(f"Explorer: {printable(file)} (again with: orthocond explore {printable(run.path)})", flush=True)
     except Exception as error:
         _could_not("explorer", error, f"orthocond explore {run.path}")
 

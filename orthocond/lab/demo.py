@@ -1,10 +1,12 @@
-"""The paper's phenomenon in two minutes: three trainings side by side, a table, a figure, a report."""
+"""Both halves in two minutes: three trainings side by side with a report, and a generator to walk through."""
 
 import io
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +22,10 @@ from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.config import change
 from orthocond.lab.display import Display
+from orthocond.lab.explorer import write_explorer
 from orthocond.lab.generation.pictures import picture
 from orthocond.lab.launch import launch
-from orthocond.lab.report.content import Items, Picture, Section, color
+from orthocond.lab.report.content import Code, Items, Picture, Section, color
 from orthocond.lab.report.write import write_report
 from orthocond.lab.runs import Run
 from orthocond.lab.task import EVALUATION
@@ -52,10 +55,11 @@ class Result(NamedTuple):
 
 
 def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: bool = False) -> int:
-    """Train the preset ``dbn-sprites-small`` with three methods side by side, and report.
+    """Train the preset ``dbn-sprites-small`` with three methods side by side, report, and write the explorer.
 
-    Writes the runs, ``conditioning.png`` and ``report.html``, and prints the table and where they are. Trainings that
-    are finished in ``out`` are not repeated.
+    Writes the runs, ``conditioning.png``, ``report.html``, and ``explore.html`` with the generator that comes with the
+    package. Prints the stages with their times, the table, and where the files are. Trainings that are finished in
+    ``out`` are not repeated.
 
     Args:
         out: The folder.
@@ -73,12 +77,10 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
     console = Console(highlight=False)
     configs = {name: _config(name, short) for name in METHODS}
     steps = configs["svd"].schedule.epochs * _epoch_steps(configs["svd"])
-    console.print(
-        f"Training a small ResNet on sprites, {min(steps, configs['svd'].schedule.steps or steps)} steps with each of "
-        f"three methods; everything goes to {out}",
-        soft_wrap=True,
-    )
-    with Display(list(METHODS), quiet=quiet) as display:
+    steps = min(steps, configs["svd"].schedule.steps or steps)
+    console.print(f"Everything goes to {out}; on two cores it takes about two minutes.", soft_wrap=True)
+    training = f"1 of 4: training a small ResNet on sprites, {steps} steps with each of three methods"
+    with _stage(console, training), Display(list(METHODS), quiet=quiet) as display:
         # All three at once, also on two cores: none of them then has the machine to itself.
         endings = launch(list(configs.values()), out, jobs=len(configs), progress=display)
     for ending in endings:
@@ -87,22 +89,40 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
         if ending.code:
             raise RuntimeError(f"{ending.run.path} ended with code {ending.code}: {ending.text.strip()}")
     runs = {name: ending.run for name, ending in zip(METHODS, endings, strict=True)}
-    times = _times(configs["svd"], repeats=1 if short else 5)
-    rows = {name: _row(run, times[name]) for name, run in runs.items()}
-    figure = _figure({name: run.metrics() for name, run in runs.items()}, configs["svd"].model.eps)
-    (out / "conditioning.png").write_bytes(figure)
-    write_report(
-        out,
-        title="What treatments do to an SVD layer",
-        opening=_opening(rows, configs["svd"]),
-        leave_out=["step_seconds"],  # the three shared the cores; the opening has the times of each alone
-    )
+    with _stage(console, "2 of 4: timing a step of each method alone"):
+        times = _times(configs["svd"], repeats=1 if short else 5)
+    with _stage(console, "3 of 4: measuring the directions of a small generator for the explorer"):
+        write_explorer(out=out / "explore.html")
+    with _stage(console, "4 of 4: figure and report"):
+        rows = {name: _row(run, times[name]) for name, run in runs.items()}
+        figure = _figure({name: run.metrics() for name, run in runs.items()}, configs["svd"].model.eps)
+        (out / "conditioning.png").write_bytes(figure)
+        write_report(
+            out,
+            title="What treatments do to an SVD layer",
+            opening=_opening(rows, configs["svd"]),
+            leave_out=["step_seconds"],  # the three shared the cores; the opening has the times of each alone
+        )
     console.print(_table(rows, configs["svd"].model.eps))
     for text in _words(rows, configs["svd"]):
         console.print(f"\n{text}", markup=False)
     console.print(f"\nFigure: {(out / 'conditioning.png').resolve()}", soft_wrap=True)
     console.print(f"Report: {(out / 'report.html').resolve()}", soft_wrap=True)
+    console.print(f"Explorer of a generator: {(out / 'explore.html').resolve()}", soft_wrap=True)
+    console.print(
+        "Next: orthocond train gan-sprites trains a generator of your own, and orthocond explore RUN walks through it.",
+        soft_wrap=True,
+    )
     return 0
+
+
+@contextmanager
+def _stage(console: Console, text: str) -> Iterator[None]:
+    """Say what begins, and how long it took."""
+    start = time.monotonic()
+    console.print(f"{text} …", soft_wrap=True)
+    yield
+    console.print(f"  {time.monotonic() - start:.0f} s")
 
 
 def _config(method: str, short: bool) -> Classification:
@@ -270,4 +290,6 @@ def _opening(rows: Mapping[str, Result], config: Classification) -> Section:
     )
     methods = [f"`{name}`: {what}." for name, what in METHODS.items()]
     sprites = Picture(seen, "What it sees", "Sprites: colored shapes on gray, with noise.", wide=True)
-    return Section("What you see", [sprites, Items([*methods, *_words(rows, config)])], text)
+    half = "The other half of the package is about generators. Walk through the latents of a small one:"
+    explorer = Code(half, link="explore.html")
+    return Section("What you see", [sprites, Items([*methods, *_words(rows, config)]), explorer], text)

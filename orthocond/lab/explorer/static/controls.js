@@ -2,7 +2,7 @@
 
 const WALK = 6, KEY_STEP = 0.25;  // sigma across a picture; sigma of an arrow key
 const MEANINGS = {
-  effect: "Root mean square change of a pixel for one σ, where pixels go from −1 to 1. The bar shows it. It can be compared between kinds; sliders are sorted by it.",
+  effect: "Root mean square change of a pixel for one σ, where pixels go from −1 to 1. The bar shows it. It can be compared between kinds. Sliders are sorted by it, unless the text of the kind says otherwise.",
   importance: "How much the method that found the directions makes of one; the text of the kind says what it is. It cannot be compared between kinds.",
   predictability: "How often a network tells from two pictures that this direction moved between them. From the evaluation of the run.",
   activeness: "How much pixels vary while the direction moves, on average. From the evaluation of the run.",

@@ -67,7 +67,6 @@ async function drawPanels() {
     draw(views[p].canvas, batch, Math.sqrt(batch.count), 480);
     views[p].canvas.setAttribute("aria-label", describe(panel));
   }
-  if (quickest === Infinity) performance.mark("first picture");
   const spent = performance.now() - start, count = state.panels.length * state.samples;
   document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
   document.body.dataset.milliseconds = spent.toFixed(1);
