@@ -115,22 +115,31 @@ def test_the_explorer_of_a_gan_is_one_click_away(runs, capsys, explored):
     assert 'href="explore.html">Open the explorer</a>' in (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_explorer_is_written_once_for_a_checkpoint(tmp_path, monkeypatch):
+def test_the_explorer_is_written_once_for_a_checkpoint(tmp_path, capsys, monkeypatch):
     config = tiny_gan()
     run = Run.create(tmp_path, "gan", config)
     asked = []
-    monkeypatch.setattr("orthocond.lab.explorer.sources.from_module", lambda generator, name: asked.append(name))
-    monkeypatch.setattr("orthocond.lab.explorer.page.write_page", lambda exhibits, title: f"<title>{title}</title>")
+
+    def write(path, allow_import):
+        asked.append(path.name)
+        (path / "explore.html").write_text("page")
+
+    monkeypatch.setattr("orthocond.lab.explorer.write_explorer", write)
     module.add_explorer(run)  # without a checkpoint there is no generator
     assert asked == []
     train(config, run)
     for _ in range(2):
         module.add_explorer(run)
     assert asked == [run.path.name]
-    assert (run.path / "explore.html").read_text() == f"<title>{run.path.name}</title>"
+    assert capsys.readouterr().out.count(f"orthocond explore {run.path}") == 1
     os.utime(run.path / "explore.html", (0, 0))  # older than the checkpoint
     module.add_explorer(run)
     assert len(asked) == 2
+    newer = (run.path / "explore.html").stat().st_mtime + 10
+    (run.path / "evaluation.json").write_text("{}")
+    os.utime(run.path / "evaluation.json", (newer, newer))  # scores that the page does not know
+    module.add_explorer(run)
+    assert len(asked) == 3
 
 
 def test_an_explorer_that_fails_leaves_the_report(tmp_path, capsys, monkeypatch):
@@ -138,10 +147,10 @@ def test_an_explorer_that_fails_leaves_the_report(tmp_path, capsys, monkeypatch)
     run = Run.create(tmp_path, "gan", config)
     train(config, run)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise ValueError("gan cannot be exported to ONNX.")
 
-    monkeypatch.setattr("orthocond.lab.explorer.sources.from_module", fail)
+    monkeypatch.setattr("orthocond.lab.explorer.write_explorer", fail)
     module.add_report(run.path)
     captured = capsys.readouterr()
     assert captured.out == f"Report: {run.path / 'report.html'}\n"
