@@ -19,8 +19,8 @@ _BLOCK, _LONGEST_BLOCK, _LEAST_SAMPLES = 256, 1024, 2**13
 # Float32 is enough where the smallest eigenvalue is above this fraction of the largest second moment:
 # the covariance after whitening is then off by 3e-6 at most, no more than rounding the whitening matrix gives.
 _RESOLVED = 2.0**-10
-# Samples that tell beforehand whether float32 will be enough.
-_PROBE = 2**10
+# Samples for each channel that tell beforehand whether float32 will be enough.
+_PROBE = 4
 
 
 class Moments(NamedTuple):
@@ -87,7 +87,7 @@ def _outer(mean: Tensor, groups: int) -> Tensor:
 def _batch_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and biased covariance in float64, from products of the least precision that is enough."""
     if _may_use_float32(x):
-        probe = x[: max(1, _PROBE // x.shape[2])]
+        probe = x[: -(-_PROBE * x.shape[1] // x.shape[2])]
         if _resolves(*_float32_moments(probe, groups)):
             found = _float32_moments(x, groups)
             if _resolves(*found):
@@ -134,8 +134,10 @@ def _float32_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     for part in parts:  # (blocks, C, samples)
         for blocks in part.split(max(1, _CHUNK // (size * size))):
             total += blocks.sum(2).double().sum(0)
+            short = blocks.shape[0] * blocks.shape[2] <= _LONGEST_BLOCK  # its sum may stay in float32
             for index, block in enumerate(blocks.split(size, dim=1)):
-                scatter[index] += torch.bmm(block, block.mT).double().sum(0)
+                products = torch.bmm(block, block.mT)
+                scatter[index] += (products if short else products.double()).sum(0)
     mean = total / (batch * positions)
     return mean, scatter / (batch * positions) - _outer(mean, groups)
 
