@@ -52,6 +52,7 @@ docs-figures: .venv/.dev  ## make the pictures of the documentation anew (five m
 	$(BIN)/python docs/make_figures.py
 
 docs-versioned: .venv/.docs  ## build it in docs/_build/html/VERSION, beside other versions, with a page that lists them
+	rm -rf docs/api/generated
 	version=$$($(BIN)/python -c "import orthocond; print(orthocond.__version__)") && \
 	$(BIN)/sphinx-build -W --keep-going -q -b html -A versions=yes docs docs/_build/html/$$version && \
 	$(BIN)/python docs/versions.py docs/_build/html

@@ -70,6 +70,13 @@ def test_versions_of_the_documentation_are_listed_newest_first(tmp_path):
         versions.write(tmp_path / "empty")
 
 
+def test_the_link_to_other_versions_has_its_place_in_the_theme():
+    furo = pytest.importorskip("furo", reason="needs the extra docs")
+    (file,) = (ROOT / "docs/_templates/sidebar").iterdir()
+    assert f"sidebar/{file.name}" in (Path(furo.__file__).parent / "theme/furo/theme.conf").read_text()
+    assert 'href="{{ content_root }}../index.html"' in file.read_text()
+
+
 def test_extras_are_read_from_a_wheel(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
         archive.writestr("x-1.dist-info/METADATA", "Name: x\nProvides-Extra: lab\nProvides-Extra: docs\n\nText\n")
