@@ -10,6 +10,7 @@ from lab_helpers import broken_off, tiny
 from orthocond.lab import bench
 from orthocond.lab.bench import Ratio, Stepper
 from orthocond.lab.classification.task import ClassificationTask
+from orthocond.lab.devices import device_kind
 from orthocond.lab.experiments import task_of
 from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.runs import Run
@@ -76,7 +77,7 @@ def test_a_timed_step_is_that_of_the_real_loop(tmp_path, monkeypatch, config):
     stepper = Stepper(task_of(config), config, run := Run.create(tmp_path, "timed", config))
     stepper.time(2)
     real = Run.create(tmp_path, "real", config)
-    monkeypatch.setattr(type(stepper.task), "load_data", lambda config, root: stepper.task.stand_in(config))
+    monkeypatch.setattr(type(stepper.task), "load_data", lambda data, root: stepper.task.stand_in(config))
     made = []
     init = type(stepper.task).__init__
     monkeypatch.setattr(type(stepper.task), "__init__", lambda self, *a: made.append(self) or init(self, *a))
@@ -103,3 +104,15 @@ def test_what_cannot_be_timed():
         bench.bench(ClassificationTask, tiny(), ["svd"], repeats=0)
     with pytest.raises(ValueError, match="There is no method 'hp'"):
         bench.bench(ClassificationTask, tiny(), ["hp"], repeats=1)
+
+
+def test_the_kind_of_device(monkeypatch):
+    kinds = {"here": torch.device("cuda")}
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: kinds["here"])
+    assert device_kind() == device_kind("cuda") == "cuda"
+    with pytest.raises(ValueError, match=r"'cpu' is not what torch .* 'cuda': hide the accelerator"):
+        device_kind("cpu")
+    kinds["here"] = None
+    assert device_kind() == device_kind("cpu") == "cpu"
+    with pytest.raises(ValueError, match=r"'cuda' is not what torch .* 'cpu': install"):
+        device_kind("cuda")

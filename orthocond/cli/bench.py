@@ -18,6 +18,7 @@ def bench(
     methods: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative_iterable=())] = (),
     repeats: PositiveInt = 10,
     batch_size: PositiveInt | None = None,
+    device: str | None = None,
     out: Path | None = None,
     quiet: bool = False,
 ) -> None:
@@ -34,14 +35,17 @@ def bench(
         methods: Which methods; all if not given.
         repeats: How often networks are made and timed.
         batch_size: Images of a step; those of the preset if not given.
+        device: Kind of device that must be used, such as cuda or cpu; an error if it is not the one that torch finds.
         out: JSON file for the numbers.
         quiet: Show no progress.
     """
     from orthocond.lab import bench as lab
+    from orthocond.lab.devices import device_kind
     from orthocond.lab.display import Display
     from orthocond.lab.experiments import task_of
     from orthocond.lab.progress import Progress
 
+    device = device_kind(device)
     config = find_preset(preset, scale)
     methods = methods or task_of(config).grammar.names
     for name in methods:
@@ -56,7 +60,7 @@ def bench(
     _print(rows, task_of(config).baselines)
     if out is not None:
         images = batch_size or config.schedule.batch_size
-        values = {"preset": preset, "scale": scale, "batch_size": images, "repeats": repeats}
+        values = {"preset": preset, "scale": scale, "batch_size": images, "repeats": repeats, "device": device}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(values | {"milliseconds": rows}, indent=1) + "\n", encoding="utf-8")
         print(f"Written to {out}")

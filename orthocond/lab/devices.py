@@ -57,6 +57,25 @@ def part_processes() -> None:
         PartialState().destroy_process_group()
 
 
+def device_kind(wanted: str | None = None) -> str:
+    """The kind of device that trainings use here, ``cuda``, ``mps``, ``cpu``, ...
+
+    Args:
+        wanted: The kind that it must be; None takes what there is.
+
+    Raises:
+        ValueError: If it is another.
+    """
+    current = torch.accelerator.current_accelerator()
+    found = "cpu" if current is None else current.type
+    if wanted not in (None, found):
+        remedy = "hide the accelerator, for example with CUDA_VISIBLE_DEVICES= in front of the command"
+        if wanted != "cpu":
+            remedy = "install a torch for that device and check its driver, or leave the option out"
+        raise ValueError(f"The device {wanted!r} is not what torch {torch.__version__} uses here, {found!r}: {remedy}.")
+    return found
+
+
 def now() -> float:
     """Seconds of a clock, when the accelerator has done what it was asked for."""
     if torch.accelerator.is_available():
