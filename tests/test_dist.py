@@ -16,13 +16,6 @@ import orthocond
 
 ROOT = Path(__file__).resolve().parent.parent
 STATIC = "orthocond/lab/explorer/static/"
-EXPLORER = (
-    "THIRD_PARTY.txt",
-    "ort-wasm-simd-threaded.wasm.gz",
-    "ort.wasm.bundle.min.mjs",
-    "sprites.safetensors",
-    "app.js",
-)
 
 
 def script(path):
@@ -98,22 +91,22 @@ def built(tmp_path_factory):
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
     subprocess.run(command, cwd=copy, check=True, capture_output=True, timeout=120)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
-    return wheel, sdist
+    return wheel, sdist, {str(path.relative_to(copy)) for path in (copy / "orthocond").rglob("*") if path.is_file()}
 
 
-def test_wheel_and_sdist_hold_the_explorer_and_the_licenses(built):
-    wheel, sdist = built
+def test_wheel_and_sdist_hold_the_package_the_explorer_and_the_licenses(built):
+    wheel, sdist, package = built
+    assert {STATIC + "ort-wasm-simd-threaded.wasm.gz", STATIC + "sprites.safetensors", "orthocond/py.typed"} <= package
     stem = f"orthocond-{orthocond.__version__}"
     assert wheel.name == f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-    assert {STATIC + name for name in EXPLORER} <= inside
+    assert package <= inside
     assert f"{stem}.dist-info/licenses/LICENSE" in inside
     assert f"{stem}.dist-info/licenses/{STATIC}THIRD_PARTY.txt" in inside
-    assert "orthocond/py.typed" in inside
     with tarfile.open(sdist) as archive:
         inside = set(archive.getnames())
-    assert {f"{stem}/{STATIC}{name}" for name in EXPLORER} <= inside
+    assert {f"{stem}/{name}" for name in package} <= inside
     assert {f"{stem}/{name}" for name in ("LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml")} <= inside
 
 
