@@ -103,6 +103,11 @@ def test_verdicts_follow_the_protocol(mean, p, within, same, expected):
     assert _verdict(difference, {"p": 0.01 if within else 0.2}, same=same) == expected
 
 
+def test_where_more_is_better_a_claim_holds_above_zero():
+    for mean, expected in ((1.0, "holds"), (-1.0, "fails")):
+        assert _verdict({"mean": mean, "p": 0.01, "p_holm": 0.01}, None, same=False, higher=True) == expected
+
+
 def test_one_seed_cannot_tell():
     assert _verdict({"mean": -9.0, "p": None}, None, same=False) == "cannot tell"
     assert _verdict(None, None, same=False) == "cannot tell"

@@ -94,7 +94,8 @@ def test_numbers_of_the_evaluation_stand_beside_the_papers(celeba, without_figur
     assert row["facts"]["step_seconds"]["paper"] == 8
     assert row["facts"]["condition"]["values"] == [5.0, 6.0, 7.0]
     text = (folder / "table.md").read_text()
-    assert "CelebA was measured as directions axes vp: vp2k-difference; frechet: fid2k-inception." in text
+    assert "## vanilla GAN, CelebA, 32x32\n" in text
+    assert "CelebA, 32x32 was measured as directions axes vp: vp2k-difference; frechet: fid2k-inception." in text
     assert "Missing: 39 of 48 trainings" in text
 
 
@@ -123,6 +124,111 @@ def test_sprites_have_scores_and_an_overview(tmp_path, without_figures):
     assert next(line for line in lines if line.startswith("| NOG |")).startswith("| NOG | 21.17 ± 0.76 ▲ |")
 
 
+_KINDS = {"axes": 0.2, "sefa": 0.3, "jacobian": 0.35, "joint": 0.5}
+
+
+def _with_kinds(run, **more):
+    """Let the evaluation of a run have four kinds of directions, a chance level and a distance with its floor."""
+    file = run.path / "evaluation.json"
+    values = json.loads(file.read_text())
+    one = values["directions"]["axes"]
+    values["directions"] = {
+        kind: one | {"disentanglement": level + run.config["seed"] / 100, "energy": 1 - level}
+        for kind, level in _KINDS.items()
+    }
+    values["chance"] = {"rotations": 20, "mean": {"disentanglement": 0.1}, "std": {"disentanglement": 0.01}}
+    file.write_text(json.dumps(values | more))
+
+
+def test_kinds_of_directions_are_measures(tmp_path, without_figures):
+    for seed in range(2):
+        _with_kinds(_run(tmp_path / "runs", _config("gan-sprites", "none", seed)))
+    measures = _rows(_make(tmp_path, "gan-sprites", seeds=2))["none"]["measures"]
+    assert list(measures)[:4] == [
+        "disentanglement",
+        "disentanglement_sefa",
+        "disentanglement_jacobian",
+        "disentanglement_joint",
+    ]
+    assert measures["disentanglement_joint"]["values"] == pytest.approx([50.0, 51.0])
+    assert measures["energy_joint"]["values"] == pytest.approx([0.5, 0.5])
+
+
+def test_measures_that_no_training_has_are_left_out(tmp_path, without_figures):
+    _run(tmp_path / "runs", _config("gan-sprites", "none", 0))
+    folder = _make(tmp_path, "gan-sprites", seeds=1)
+    measures = _rows(folder)["none"]["measures"]
+    assert "disentanglement" in measures
+    assert not [name for name in measures if name.endswith(("_sefa", "_jacobian", "_joint"))]
+    assert "joint |" not in (folder / "table.md").read_text()
+
+
+def test_floors_stand_below_the_table(tmp_path, without_figures):
+    near = {"protocol": "fd2k-alexnet", "value": 19.0, "kernel": 0.01, "real": 2000}
+    near["floor"] = {"value": 3.04, "kernel": 1e-5, "images": 2000}
+    _with_kinds(_run(tmp_path / "runs", _config("gan-celeba", "none", 0, "workstation")), frechet_alexnet=near)
+    folder = _make(tmp_path, "vanilla-gan", seeds=1, scale="workstation")
+    assert _rows(folder)["none"]["measures"]["fd_alexnet"]["mean"] == 19
+    assert _rows(folder)["none"]["measures"]["kid_alexnet"]["mean"] == pytest.approx(10)
+    text = (folder / "table.md").read_text()
+    floor = "fd2k-alexnet 3.0, kernel distance x 1,000 0.01 (2,000 images each)"
+    assert f"vanilla GAN, CelebA, 32x32, real images against other real ones: {floor}." in text
+
+
+def test_headings_say_what_there_is_at_a_scale():
+    experiments = {e.preset: e for table in generation.TABLES for e in table.experiments}
+    assert experiments["gan-celeba"].named("paper").label == "vanilla GAN, CelebA, 128x128"
+    assert experiments["eigengan-ffhq"].named("workstation").label == "EigenGAN, UTKFace, 32x32"
+    for experiment in experiments.values():
+        for scale in ("laptop", "workstation", "paper"):
+            assert experiment.named(scale).label.count(",") == 2
+
+
+# Claims
+
+
+def test_claims_compare_directions_within_and_between_trainings(tmp_path):
+    for method, joint in (("none", 0.5), ("orojar", 0.7)):
+        for seed in range(3):
+            run = _run(tmp_path / "runs", _config("gan-sprites", method, seed, "workstation"))
+            _with_kinds(run)
+            file = run.path / "evaluation.json"
+            values = json.loads(file.read_text())
+            values["directions"]["axes"]["disentanglement"] = joint - 0.3 + 0.01 * seed**2
+            file.write_text(json.dumps(values))
+    folder = _make(tmp_path, "gan-claims", seeds=3)
+    content = json.loads((folder / "table.json").read_text())
+    rows = {row["contrast"]: row for row in content["contrasts"]}
+    row = rows["joint of no treatment − axes of no treatment"]
+    expected = [100 * (0.5 + s / 100 - (0.2 + 0.01 * s**2)) for s in range(3)]
+    assert row["measures"]["disentanglement"]["values"] == pytest.approx(expected)
+    assert row["verdict"] == "holds"  # more is better
+    between = rows["joint of no treatment − axes of OroJaR"]
+    assert between["measures"]["disentanglement"]["values"] == pytest.approx(
+        [100 * (0.5 + s / 100 - (0.4 + 0.01 * s**2)) for s in range(3)]
+    )
+    assert rows["axes of NOG + OLR (exact η) − rotated of NOG + OLR (exact η)"]["verdict"] == "cannot tell"
+    images = rows["sprites: OroJaR − no treatment"]
+    assert images["measure"] == "distance"
+    assert images["measures"]["distance"]["values"] == pytest.approx([0, 0, 0])
+    assert {row["measure"] for row in content["contrasts"]} == {"disentanglement", "distance", "fd"}
+    text = (folder / "table.md").read_text()
+    assert "DCI disentanglement (%): +29.33" in text
+    assert "Holds: significantly on the better side of 0" in text
+    assert (folder / "claims.png").is_file()
+
+
+def test_chance_is_a_side_of_a_contrast(tmp_path):
+    for seed in range(2):
+        _with_kinds(_run(tmp_path / "runs", _config("gan-sprites", "none", seed, "workstation")))
+    content = json.loads((_make(tmp_path, "gan-controls", seeds=2) / "table.json").read_text())
+    row = next(r for r in content["contrasts"] if r["claim"] == "Adam prefers the axes to rotated ones")
+    assert row["measures"]["disentanglement"]["values"] == pytest.approx([10.0, 11.0])
+    assert row["measures"]["vp"]["values"] == []
+    sgd = next(a for a in content["arms"] if a["label"] == "axes of no treatment with SGD")
+    assert "--schedule.optimizer sgd" in sgd["command"]
+
+
 def test_rows_have_the_settings_of_the_preset_at_each_scale():
     table = tables.TABLES["vanilla-gan"]
     for scale in ("laptop", "workstation", "paper"):
@@ -130,7 +236,7 @@ def test_rows_have_the_settings_of_the_preset_at_each_scale():
         assert {c.preset for c in configs} == {"gan-celeba", "gan-church"}
         for config in configs:
             assert replace(config.method, name="none") == preset(config.preset, scale).method
-    assert {row.name for row in tables.TABLES["gan-sprites"].rows} == set(GRAMMAR.names)
+    assert {row.name for row in tables.TABLES["gan-sprites"].rows} == {*GRAMMAR.names, "stiefel"}
     assert tables.TABLES["eigengan"].rows[0].name == tables.TABLES["eigengan"].baseline == "ol"
 
 
@@ -177,7 +283,7 @@ def test_a_table_without_fid_says_what_it_needs(tmp_path, without_figures):
     _run(tmp_path / "runs", _config("gan-celeba", "none", 0), protocol=None)
     folder = _make(tmp_path, "vanilla-gan")
     assert _rows(folder)["none"]["measures"]["fid"]["mean"] is None
-    assert "CelebA: there is no FID. It needs the Inception network" in (folder / "table.md").read_text()
+    assert "CelebA, 32x32: there is no FID. It needs the Inception network" in (folder / "table.md").read_text()
 
 
 def test_different_protocols_are_a_warning(celeba, without_figures):

@@ -8,6 +8,7 @@ from orthocond.lab.classification import claims, full_size, stale, stress, timin
 from orthocond.lab.classification import tables as classification
 from orthocond.lab.config import Config, Scale
 from orthocond.lab.experiments import task_of
+from orthocond.lab.generation import claims as generation_claims
 from orthocond.lab.generation import tables as generation
 from orthocond.lab.launch import Ending, Executor, launch
 from orthocond.lab.launch.overview import Standing, standings
@@ -19,7 +20,7 @@ from orthocond.lab.text import nearest
 
 TABLES: dict[str, Table] = {
     table.name: table
-    for module in (classification, claims, stale, generation, full_size, timing, stress)
+    for module in (classification, claims, stale, generation, generation_claims, full_size, timing, stress)
     for table in module.TABLES  # in the order of the paper
 }
 """All tables by name; a new one is listed here by its module."""

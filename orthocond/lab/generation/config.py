@@ -175,19 +175,21 @@ class GanObjective:
 
 @dataclass(frozen=True, config=STRICT)
 class GanSchedule:
-    """How long, and with which steps of Adam.
+    """How long, and with which steps.
 
     Attributes:
         steps: Steps of each network.
         batch_size: Images of one step, over all processes.
         lr: Learning rate of both.
-        betas: Adam's betas.
+        betas: Adam's betas. The first one is the momentum of SGD.
         constant: Part of the steps with this rate; in the rest it falls linearly, and the other rates with it.
         ema: Decay of the averaged generator, which is shown and measured, in each step; 0 for none.
         end: To which part of itself the rate falls.
         discriminator_lr: Rate of the discriminator; None takes ``lr``.
         subspace_lr: Rate of the weights of EigenGAN's subspaces; None takes ``lr``.
         importance_lr: Rate of the scales of EigenGAN's latents; None takes ``lr``, with which they hardly move.
+        optimizer: ``adam``, or ``sgd`` with momentum, which does not tell the axes of the latents from rotated ones;
+            it needs larger rates.
     """
 
     steps: Count = 1000
@@ -200,6 +202,7 @@ class GanSchedule:
     discriminator_lr: Positive | None = None
     subspace_lr: Positive | None = None
     importance_lr: Positive | None = None
+    optimizer: Literal["adam", "sgd"] = "adam"
 
 
 @register
@@ -214,7 +217,7 @@ class Generation:
         data: The images.
         model: The networks.
         objective: Their losses.
-        schedule: Batches, steps of Adam, average.
+        schedule: Batches, steps, average.
         seed: Seed of the initial weights, the latents, order and augmentation of the images.
         precision: ``no`` is float32; ``bf16`` and, on a GPU, ``fp16`` are mixed precision.
         log_every: Steps between lines of metrics.

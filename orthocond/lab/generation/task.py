@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from orthocond import gans
 from orthocond.lab.data import ImageData, Pipeline
 from orthocond.lab.data.images import center_crop
 from orthocond.lab.generation import data
 from orthocond.lab.generation import evaluate as evaluation
-from orthocond.lab.generation.config import GRAMMAR, Generation
+from orthocond.lab.generation.config import GRAMMAR, GanSchedule, Generation
 from orthocond.lab.generation.health import Health
 from orthocond.lab.generation.networks import call, latent_layers, prepare, sample
 from orthocond.lab.generation.pictures import COLUMNS, picture
@@ -81,7 +82,7 @@ class GenerationTask(Task[Generation]):
         self.discriminator_parameters = [p for p in self.discriminator.parameters() if p.requires_grad]
         self.generator_parameters = [p for p in self.generator.parameters() if p.requires_grad]
         self.generator_parameters += [] if self.predictor is None else list(self.predictor.parameters())
-        self.optimizers = [torch.optim.Adam(groups, schedule.lr, schedule.betas) for groups in self._groups()]
+        self.optimizers = [_optimizer(groups, schedule) for groups in self._groups()]
         self.treatment = treat_steps(
             config.method, self.layers, self.optimizers[1], model=self.generator, gain=config.method.olr_gain
         )
@@ -300,6 +301,12 @@ class GenerationTask(Task[Generation]):
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.health.load_state_dict(state["health"])
+
+
+def _optimizer(groups: list[dict[str, Any]], schedule: GanSchedule) -> Optimizer:
+    if schedule.optimizer == "sgd":
+        return torch.optim.SGD(groups, schedule.lr, momentum=schedule.betas[0])
+    return torch.optim.Adam(groups, schedule.lr, schedule.betas)
 
 
 def random(stream: int, *numbers: int) -> torch.Generator:

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ from orthocond.lab.tables import statistics
 from orthocond.lab.tables.comparison import Experiment, FigurePlan, Measure, Outcome, label
 from orthocond.lab.tables.records import Record
 from orthocond.lab.tables.table import Material, Table
-from orthocond.lab.tables.text import grid, interval, number, p_value, spread, write_json
+from orthocond.lab.tables.text import grid, interval, lowered, number, p_value, spread, write_json
 
 _NOTES = (
     "A contrast is a sum of arms with weights, seed by seed: arms of equal seed start from the same random numbers "
     "and see the same images in the same order. Brackets are 95 % intervals of Student's t. The p-values are "
     "corrected by Holm for all contrasts of the table that have two seeds or more.",
-    "Holds: significantly below 0, as is claimed. Fails: significantly above 0; for a claim of no difference, on "
+    "Holds: significantly {better}, as is claimed. Fails: significantly {worse}; for a claim of no difference, on "
     "either side. Equivalent: not so, and the 90 % interval lies within the margin (two one-sided tests at 5 %, not "
-    "corrected). Cannot tell: none of these, or fewer than two seeds. The verdict goes by the first measure alone.",
+    "corrected). Cannot tell: none of these, or fewer than two seeds. The verdict goes by {which} alone.",
 )
 
 
@@ -33,10 +33,16 @@ class Arm:
     Attributes:
         label: What it is called.
         config: Gives its configuration at a scale, with a seed.
+        view: What of its evaluation is meant: it stands for ``*`` in the key of a measure.
     """
 
     label: str
     config: Callable[[Scale, int], Any]
+    view: str = ""
+
+    def of(self, measure: Measure, record: Record) -> float | None:
+        """The measure of a training of this arm."""
+        return replace(measure, key=measure.key.replace("*", self.view)).of(record)
 
 
 class Term(NamedTuple):
@@ -48,7 +54,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of arms that should be below 0, or 0, if a claim holds.
+    """A weighted sum of arms that should be on the better side of 0, or 0, if a claim holds.
 
     Attributes:
         claim: The claim, for people.
@@ -57,6 +63,7 @@ class Contrast:
         seeds: How many seeds are planned at each scale, from 0.
         margin: Differences within ± this do not matter; None where the claim has none.
         same: Whether the claim is that there is no difference.
+        measure: Name of the measure by which it is judged; none is the first of the table.
     """
 
     claim: str
@@ -65,6 +72,7 @@ class Contrast:
     seeds: Mapping[Scale, int]
     margin: float | None = None
     same: bool = False
+    measure: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Claims(Table):
 
     Attributes:
         contrasts: The rows.
-        measures: What counts; the verdict goes by the first.
+        measures: What counts; the verdict goes by the first, unless a contrast names another.
         setting: What a scale is called, and in parentheses its network and data.
         figures: What is drawn of arms, by their methods; `FigurePlan.rows` says of which.
         notes: What a reader has to know.
@@ -113,8 +121,7 @@ class Claims(Table):
         from orthocond.lab.tables.drawing import save
 
         rows = [self._row(*each, material) for each in self.rows(material.scale, material.seeds)]
-        for measure in self.measures:
-            _add_verdicts(rows, measure.name)
+        _add_verdicts(rows, self.measures)
         figures = []
         for name, figure in self._draw(rows, material):
             save(figure, folder / name)
@@ -128,9 +135,9 @@ class Claims(Table):
             "measures": [asdict(measure) for measure in self.measures],
             "contrasts": rows,
             "arms": self._arms(material),
-            "verdict": _sentences(rows, self.measures[0]),
+            "verdict": _sentences(rows, self.measures),
             "figures": figures,
-            "notes": [*_settings(rows), *self.notes, *_NOTES, *material.remarks],
+            "notes": [*_settings(rows), *self.notes, *_notes(rows, self.measures), *material.remarks],
         }
         write_json(content, folder / "table.json")
         write_atomically(folder / "table.csv", _csv(content).encode())
@@ -149,13 +156,14 @@ class Claims(Table):
             "planned": contrast.seeds.get(scale, count),
             "margin": contrast.margin,
             "same": contrast.same,
+            "measure": contrast.measure or self.measures[0].name,
             "arms": [{"weight": term.weight, "label": term.arm.label} for term in contrast.terms],
             "measures": measures,
         }
 
     def _arms(self, material: Material) -> list[dict[str, Any]]:
         """What each arm reached by itself, and how to train it."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[tuple[str, str], dict[str, Any]] = {}
         for contrast, scale, count in self.rows(material.scale, material.seeds):
             for term in contrast.terms:
                 configs = [term.arm.config(scale, seed) for seed in range(count)]
@@ -165,20 +173,25 @@ class Claims(Table):
                     "scale": scale,
                     "seeds": [record.config.seed for record in records],
                     "stopped": [c.seed for c in configs if c in material.records and not material.records[c].finished],
-                    "measures": {m.name: _center([m.of(record) for record in records]) for m in self.measures},
+                    "measures": {
+                        m.name: _center([term.arm.of(m, record) for record in records]) for m in self.measures
+                    },
                     "cpu_seconds": _center([cpu_seconds(record) for record in records]),
                     "command": command(configs[0]),
                 }
-                known = found.setdefault(row["command"], row)
+                key = row["command"], term.arm.view
+                known = found.setdefault(key, row)
                 if len(row["seeds"]) > len(known["seeds"]):  # other contrasts may have more seeds of it
-                    found[row["command"]] = row
+                    found[key] = row
         return list(found.values())
 
     def _draw(self, rows: Sequence[dict[str, Any]], material: Material) -> Iterator[tuple[str, Any]]:
         from orthocond.lab.tables.figures import verdicts
 
-        if (figure := verdicts(rows, self.measures[0])) is not None:
-            yield "claims", figure
+        for measure in self.measures:
+            judged = [row for row in rows if row["measure"] == measure.name]
+            if judged and (figure := verdicts(judged, measure)) is not None:
+                yield "claims" if measure is self.measures[0] else f"claims-{measure.name}", figure
         if not self.figures:
             return
         outcomes = []
@@ -194,12 +207,14 @@ class Claims(Table):
                 yield plan.name, figure
 
     def _markdown(self, content: dict[str, Any]) -> str:
-        first, *others = self.measures
+        named = {measure.name: measure for measure in self.measures}
+        judging = _judging(content["contrasts"], self.measures)
+        title = f"{judging[0].title} [95 %]" if len(judging) == 1 else "measure [95 %]"
         head = [
             "claim",
             "contrast",
             "verdict",
-            f"{first.title} [95 %]",
+            title,
             "p (Holm)",
             "within the margin?",
             "seeds",
@@ -210,16 +225,17 @@ class Claims(Table):
                 row["claim"],
                 row["contrast"],
                 f"**{row['verdict']}**",
-                interval(found := row["measures"][first.name].get("difference")),
+                ("" if len(judging) == 1 else f"{named[row['measure']].title}: ")
+                + interval(found := row["measures"][row["measure"]].get("difference")),
                 p_value((found or {}).get("p_holm")),
-                _within(row, first.name),
-                _seeds(row, first.name),
+                _within(row, row["measure"]),
+                _seeds(row, row["measure"]),
                 row["setting"].partition(" (")[0],
             ]
             for row in content["contrasts"]
         ]
         parts = [f"# {content['title']}", content["text"], grid(head, rows)]
-        if others:
+        if others := [measure for measure in self.measures if measure not in judging or len(judging) > 1]:
             parts += ["## The other outcomes", _others(content, others)]
         parts += ["## Arms", _arm_grid(content, self.measures)]
         parts += [f"![{name}]({name}.png)" for name in content["figures"]]
@@ -259,30 +275,48 @@ def _value(contrast: Contrast, scale: Scale, seed: int, measure: Measure, materi
     total = 0.0
     for weight, arm in contrast.terms:
         record = material.records.get(arm.config(scale, seed))
-        value = measure.of(record) if record is not None and record.finished else None
+        value = arm.of(measure, record) if record is not None and record.finished else None
         if value is None:
             return None
         total += weight * value
     return total
 
 
-def _add_verdicts(rows: Sequence[dict[str, Any]], name: str) -> None:
-    """Add differences, equivalence, corrected p-values, and with the first measure verdicts."""
+def _add_verdicts(rows: Sequence[dict[str, Any]], measures: Sequence[Measure]) -> None:
+    """Add differences, equivalence, corrected p-values, and verdicts.
+
+    The p-values by which contrasts are judged are corrected together, those of each other measure among themselves.
+    """
     for row in rows:
-        cell = row["measures"][name]
-        values = cell["values"]
-        cell["difference"] = asdict(statistics.paired(values, [0.0] * len(values))) if values else None
-        found = statistics.equivalence(values, row["margin"]) if values and row["margin"] else None
-        cell["equivalence"] = None if found is None else asdict(found)
-    tested = [d for row in rows if (d := row["measures"][name]["difference"]) and d["p"] is not None]
+        for cell in row["measures"].values():
+            values = cell["values"]
+            cell["difference"] = asdict(statistics.paired(values, [0.0] * len(values))) if values else None
+            found = statistics.equivalence(values, row["margin"]) if values and row["margin"] else None
+            cell["equivalence"] = None if found is None else asdict(found)
+    _correct([row["measures"][row["measure"]] for row in rows])
+    for measure in measures:
+        _correct([row["measures"][measure.name] for row in rows if row["measure"] != measure.name])
+    higher = {measure.name: measure.higher for measure in measures}
+    for row in rows:
+        cell = row["measures"][row["measure"]]
+        settings = {"same": row["same"], "higher": higher[row["measure"]]}
+        row["verdict"] = _verdict(cell["difference"], cell["equivalence"], **settings)
+
+
+def _correct(cells: Sequence[dict[str, Any]]) -> None:
+    """Add p-values that are corrected by Holm for their number."""
+    tested = [d for cell in cells if (d := cell["difference"]) and d["p"] is not None]
     for difference, p in zip(tested, statistics.holm([d["p"] for d in tested]), strict=True):
         difference["p_holm"] = p
-    for row in rows:
-        cell = row["measures"][name]
-        row.setdefault("verdict", _verdict(cell["difference"], cell["equivalence"], same=row["same"]))
 
 
-def _verdict(difference: Mapping[str, Any] | None, equivalence: Mapping[str, Any] | None, *, same: bool) -> str:
+def _verdict(
+    difference: Mapping[str, Any] | None,
+    equivalence: Mapping[str, Any] | None,
+    *,
+    same: bool,
+    higher: bool = False,
+) -> str:
     if difference is None or difference["p"] is None:
         return "cannot tell"
     within = equivalence is not None and equivalence["p"] < statistics.LEVEL
@@ -291,11 +325,26 @@ def _verdict(difference: Mapping[str, Any] | None, equivalence: Mapping[str, Any
         return "equivalent within the margin"
     if not significant:
         return "cannot tell"
-    return "holds" if difference["mean"] < 0 and not same else "fails"
+    return "holds" if (difference["mean"] > 0) == higher and not same else "fails"
 
 
-def _sentences(rows: Sequence[Mapping[str, Any]], measure: Measure) -> list[str]:
-    """The verdicts in words, a sentence for each kind."""
+def _judging(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> list[Measure]:
+    """The measures by which contrasts are judged."""
+    used = {row["measure"] for row in rows}
+    return [measure for measure in measures if measure.name in used]
+
+
+def _notes(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> list[str]:
+    judging = _judging(rows, measures)
+    above = {measure.higher for measure in judging}
+    below = {True: ("above 0", "below 0"), False: ("below 0", "above 0")}
+    better, worse = below[above.pop()] if len(above) == 1 else ("on the better side of 0", "on the worse side of 0")
+    which = "the first measure" if judging == [measures[0]] else "the measure that it names"
+    return [note.format(better=better, worse=worse, which=which) for note in _NOTES]
+
+
+def _sentences(rows: Sequence[Mapping[str, Any]], measures: Sequence[Measure]) -> list[str]:
+    """The verdicts in words, a sentence for each kind and measure."""
     words = {
         "holds": "These hold",
         "fails": "These fail",
@@ -304,13 +353,14 @@ def _sentences(rows: Sequence[Mapping[str, Any]], measure: Measure) -> list[str]
     }
     found = []
     for verdict, start in words.items():
-        names = dict.fromkeys(
-            f"{r['claim']} ({r['contrast']}, {r['setting'].partition(' (')[0]})"
-            for r in rows
-            if r["verdict"] == verdict
-        )
-        if names:
-            found.append(f"{start}, by {measure.title.lower()}: {'; '.join(names)}.")
+        for measure in _judging(rows, measures):
+            names = dict.fromkeys(
+                f"{r['claim']} ({r['contrast']}, {r['setting'].partition(' (')[0]})"
+                for r in rows
+                if r["verdict"] == verdict and r["measure"] == measure.name
+            )
+            if names:
+                found.append(f"{start}, by {lowered(measure.title)}: {'; '.join(names)}.")
     return found
 
 
@@ -371,7 +421,7 @@ def _csv(content: Mapping[str, Any]) -> str:
     """A line for each contrast, numbers in full."""
     lines: list[dict[str, Any]] = []
     for row in content["contrasts"]:
-        line = {key: row[key] for key in ("claim", "contrast", "scale", "verdict", "planned", "margin")}
+        line = {key: row[key] for key in ("claim", "contrast", "scale", "verdict", "measure", "planned", "margin")}
         for name, cell in row["measures"].items():
             found, near = cell["difference"] or {}, cell["equivalence"] or {}
             line[f"{name}_seeds"] = len(cell["seeds"])

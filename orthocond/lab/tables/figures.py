@@ -16,6 +16,7 @@ from orthocond.lab.tables.drawing import (
     title,
 )
 from orthocond.lab.tables.statistics import LEVEL
+from orthocond.lab.tables.text import lowered
 
 _SIZES = {"o": 5.5, "D": 3.5}
 _ABREAST = 4  # panels
@@ -60,9 +61,7 @@ def differences(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
         axes = figure.add_axes((corner[0] / full, corner[1] / tall, wide / full, height / tall))
         dress(axes)
         _forest(axes, _compared(outcome, measure.name), measure.name)
-        subject = measure.title.removesuffix(" (%)")
-        subject = subject if subject[:2].isupper() else subject[0].lower() + subject[1:]
-        title(axes, f"{outcome.experiment.label}: {subject}", pad=20)
+        title(axes, f"{outcome.experiment.label}: {lowered(measure.title.removesuffix(' (%)'))}", pad=20)
         base = next(r["label"] for r in outcome.summary["rows"] if r["method"]["name"] == outcome.table.baseline)
         side = "right" if measure.higher else "left"
         axes.set_xlabel(f"difference to {base}, 95 % interval; {side} is better")
@@ -136,7 +135,8 @@ def verdicts(rows: Sequence[dict[str, Any]], measure: Measure) -> Any:
     axes.set_yticks(range(len(shown)), [f"{row['contrast']}, {row['setting'].partition(' (')[0]}" for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.grid(False, axis="y")
-    axes.set_xlabel(f"{measure.title[0].lower()}{measure.title[1:]}: difference with its 95 % interval; left is better")
+    side = "right" if measure.higher else "left"
+    axes.set_xlabel(f"{lowered(measure.title)}: difference with its 95 % interval; {side} is better")
     title(axes, "green: holds, red: fails, blue: equivalent; filled: significant")
     return figure
 

@@ -99,6 +99,16 @@ def spread(cell: dict[str, Any] | None, digits: int = 2) -> str:
     return number(cell["mean"], digits) + ("" if cell["std"] is None else f" ± {number(cell['std'], digits)}")
 
 
+def lowered(title: str) -> str:
+    """A title within a sentence; abbreviations stay.
+
+    Example:
+        >>> lowered("Test error"), lowered("DCI disentanglement")
+        ('test error', 'DCI disentanglement')
+    """
+    return title if title[:2].isupper() else title[0].lower() + title[1:]
+
+
 def p_value(value: float | None) -> str:
     """A p-value with three digits."""
     return _NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,162 @@
+"""What is claimed of GANs: the contrasts of the protocol in results/README.md, along every kind of directions."""
+
+from typing import Any
+
+from orthocond.lab.config import Config, Scale, change, find_scale
+from orthocond.lab.generation.config import GanMethod
+from orthocond.lab.generation.presets import PRESETS
+from orthocond.lab.generation.tables import eigen_label, label
+from orthocond.lab.tables.comparison import Measure
+from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term
+from orthocond.lab.tables.table import Table
+
+_VIEWS = {
+    "axes": "directions.axes",
+    "SeFa": "directions.sefa",
+    "Jacobian": "directions.jacobian",
+    "joint": "directions.joint",
+    "own": "directions.eigengan",
+    "rotated": "chance.mean",
+}
+_TEN: dict[Scale, int] = {"workstation": 10}
+_THREE: dict[Scale, int] = {"workstation": 3}
+_SGD: dict[str, Any] = {"schedule.optimizer": "sgd", "schedule.lr": 0.05, "schedule.discriminator_lr": 0.05}
+
+
+def _arm(view: str, method: GanMethod, preset: str = "gan-sprites", **settings: Any) -> Arm:
+    def config(scale: Scale, seed: int) -> Config:
+        form = {"method.name": method.name, "method.olr": method.olr}
+        return change(find_scale(PRESETS, preset, scale), form | settings | {"seed": seed})
+
+    name = (eigen_label if preset.startswith("eigengan") else label)(method)
+    name += " with SGD" if settings else ""
+    return Arm(f"{view} of {name}" if view else name, config, _VIEWS.get(view, ""))
+
+
+def _against(claim: str, one: Arm, other: Arm, **settings: Any) -> Contrast:
+    terms = Term(1, one), Term(-1, other)
+    return Contrast(claim, f"{one.label} − {other.label}", terms, settings.pop("seeds", _TEN), **settings)
+
+
+_NONE, _OW, _STIEFEL = GanMethod(), GanMethod("ow"), GanMethod("stiefel")
+_EXACT, _PAPER = GanMethod("nog+olr"), GanMethod("nog+olr", olr="paper")
+_RIVALS = tuple(map(GanMethod, ("orojar", "hp", "lvp")))
+_JOINT, _AXES = _arm("joint", _NONE), _arm("axes", _NONE)
+
+_DIRECTIONS = (
+    _against("joint directions are more disentangled than the axes", _JOINT, _AXES),
+    _against("joint directions are more disentangled than SeFa's", _JOINT, _arm("SeFa", _NONE)),
+    *(
+        _against("joint directions are more disentangled than a rival's axes", _JOINT, _arm("axes", rival))
+        for rival in _RIVALS
+    ),
+    *(
+        _against("an orthogonal weight makes joint directions better", _arm("joint", method), _JOINT)
+        for method in (_OW, _STIEFEL)
+    ),
+    *(
+        _against("the paper's treatment disentangles the axes", _arm("axes", method), _AXES)
+        for method in (_EXACT, _PAPER)
+    ),
+    _against("the paper's treatment disentangles the axes", _arm("axes", _EXACT), _arm("rotated", _EXACT)),
+    *(_against("rivals disentangle the axes", _arm("axes", rival), _AXES) for rival in _RIVALS),
+)
+
+_CONTROLS = (
+    _against("joint directions are more disentangled than the Jacobian's", _JOINT, _arm("Jacobian", _NONE)),
+    _against("Adam prefers the axes to rotated ones", _AXES, _arm("rotated", _NONE)),
+    _against(
+        "SGD does not prefer the axes to rotated ones",
+        _arm("axes", _NONE, **_SGD),
+        _arm("rotated", _NONE, **_SGD),
+        margin=5.0,
+        same=True,
+    ),
+)
+
+_FACES = {
+    "gan-celeba": (_NONE, tuple(map(GanMethod, ("nog", "olr", "nog+olr", "stiefel", "orojar", "hp", "lvp")))),
+    "eigengan-animeface": (
+        GanMethod("ol"),
+        tuple(map(GanMethod, ("nog", "olr", "nog+olr", "stiefel", "ol+orojar", "ol+hp", "ol+lvp"))),
+    ),
+}
+
+
+def _harmless(preset: str, base: GanMethod, methods: tuple[GanMethod, ...], measure: str) -> list[Contrast]:
+    seeds = _TEN if measure == "distance" else _THREE
+    claim = "the treatment does not harm the images"
+    other = _arm("", base, preset)
+    words = {"gan-sprites": "sprites", "gan-celeba": "CelebA", "eigengan-animeface": "EigenGAN, AnimeFace"}
+    return [
+        Contrast(
+            claim,
+            f"{words[preset]}: {(one := _arm('', method, preset)).label} − {other.label}",
+            (Term(1, one), Term(-1, other)),
+            seeds,
+            measure=measure,
+        )
+        for method in methods
+    ]
+
+
+def _percent(name: str, title: str, key: str) -> Measure:
+    return Measure(name, f"{title} (%)", f"*.{key}", higher=True, factor=100.0)
+
+
+_MEASURES = (
+    _percent("disentanglement", "DCI disentanglement", "disentanglement"),
+    _percent("mig", "MIG", "mig"),
+    _percent("vp", "VP", "vp.final"),
+    Measure("energy", "Off-diagonal energy", "*.energy"),
+)
+_IMAGES = (
+    Measure("distance", "Factor distance", "factors.distance"),
+    Measure("fd", "Fréchet distance, AlexNet", "frechet_alexnet.value"),
+)
+_SETTING: dict[Scale, str] = {
+    "workstation": "workstation: half an hour for faces, minutes for sprites",
+    "laptop": "laptop: minutes",
+    "paper": "the paper's scale",
+}
+_PAIRED = (
+    "Axes, SeFa's, the Jacobian's and joint directions of one training are read from the same images; differences "
+    "between them are paired within a training. Rotated axes are the mean of 20 random rotations: what a method scores "
+    "that does not tell the axes from other bases."
+)
+
+TABLES: tuple[Table, ...] = (
+    Claims(
+        "gan-claims",
+        "The claims on GANs",
+        "Each claim with the contrasts that settle it: directions of the vanilla GAN on sprites, whose factors are "
+        "known, and the images of sprites and faces.",
+        (
+            *_DIRECTIONS,
+            *_harmless("gan-sprites", _NONE, (_OW, _EXACT, _PAPER, _STIEFEL, *_RIVALS), "distance"),
+            *(c for preset, (base, methods) in _FACES.items() for c in _harmless(preset, base, methods, "fd")),
+        ),
+        (*_MEASURES, *_IMAGES),
+        _SETTING,
+        (),
+        (
+            _PAIRED,
+            "There is no margin for images. That they are not harmed holds where they become better, and fails where "
+            "they become worse; that nothing changes cannot be shown.",
+        ),
+    ),
+    Claims(
+        "gan-controls",
+        "Controls of the claims on GANs",
+        "Whether many latents tell more than their mean, and whether the optimizer prefers the axes, on sprites.",
+        _CONTROLS,
+        _MEASURES,
+        _SETTING,
+        (),
+        (
+            _PAIRED,
+            f"SGD has no momentum and the rate {_SGD['schedule.lr']}. With it training commutes with rotations of the "
+            "latents, so that the axes are those of a random rotation; Adam scales each entry of a weight by itself.",
+        ),
+    ),
+)
