@@ -65,7 +65,12 @@ class GanComparison(Comparison):
     def write(self, folder: Path, material: Material) -> None:
         """Write table.md, table.json, table.csv and the figures."""
         records = [record for record in material.records.values() if record.finished]
-        measures = [m for m in self.measures if m.needs or any(m.of(record) is not None for record in records)]
+        least = min(2, len({record.config.method for record in records}))  # methods that can be compared
+
+        def known(measure: Measure) -> bool:
+            return len({r.config.method for r in records if measure.of(r) is not None}) >= least
+
+        measures = [measure for measure in self.measures if measure.needs or known(measure)]
         experiments = tuple(e.named(material.scale) for e in self.experiments if isinstance(e, GanExperiment))
         notes = (*self.notes, *_floors(experiments, material))
         shown = replace(self, measures=tuple(measures), experiments=experiments, notes=notes)
