@@ -115,9 +115,9 @@ _IMAGES = (
     Measure("fd", "Fréchet distance, AlexNet", "frechet_alexnet.value"),
 )
 _SETTING: dict[Scale, str] = {
-    "workstation": "workstation: half an hour for faces, minutes for sprites",
-    "laptop": "laptop: minutes",
-    "paper": "the paper's scale",
+    "workstation": "workstation (half an hour for faces, minutes for sprites)",
+    "laptop": "laptop (minutes)",
+    "paper": "the scale of the paper",
 }
 _PAIRED = (
     "Axes, SeFa's, the Jacobian's and joint directions of one training are read from the same images; differences "

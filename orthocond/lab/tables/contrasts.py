@@ -189,8 +189,8 @@ class Claims(Table):
         from orthocond.lab.tables.figures import verdicts
 
         for measure in self.measures:
-            judged = [row for row in rows if row["measure"] == measure.name]
-            if judged and (figure := verdicts(judged, measure)) is not None:
+            own = [row for row in rows if row["measure"] == measure.name]
+            if own and (figure := verdicts(own, measure)) is not None:
                 yield "claims" if measure is self.measures[0] else f"claims-{measure.name}", figure
         if not self.figures:
             return
