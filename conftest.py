@@ -17,3 +17,15 @@ def _quiet_machine():
 @pytest.fixture(autouse=True)
 def _names(doctest_namespace):
     doctest_namespace["torch"] = torch
+
+
+@pytest.fixture
+def without_vega(monkeypatch):
+    """Bundling Vega takes seconds; the tests in the browser have it."""
+    monkeypatch.setattr("orthocond.lab.report.write._vega", lambda: "/* Vega */")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder for runs."""
+    return tmp_path / "runs"

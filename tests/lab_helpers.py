@@ -25,6 +25,12 @@ TINY = Classification(
 )
 
 
+COMMAND = [
+    *("train", "dbn-sprites-small", "--data.size", 16, "--data.limit", 32, "--data.held-out", 24),
+    *("--schedule.batch-size", 8, "--schedule.epochs", 1, "--log-every", 1),
+]
+
+
 def helpers_path() -> str:
     """PYTHONPATH of processes that import these helpers."""
     return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])

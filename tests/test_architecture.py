@@ -129,3 +129,15 @@ def test_a_training_takes_the_six_hops_of_the_page():
     loop = (ROOT / "orthocond" / "lab" / "loop.py").read_text()
     assert "self.run.log(" in loop
     assert "self.run.save(" in loop
+
+
+def test_a_generator_makes_images_and_rng_random_numbers():
+    wrong = []
+    for path, tree in sources("orthocond"):
+        for node in ast.walk(tree):
+            typed = isinstance(node, ast.arg) and node.annotation is not None
+            if typed and node.arg == "generator" and "torch.Generator" in ast.unparse(node.annotation):
+                wrong.append(path.name)
+            if isinstance(node, ast.Assign) and ast.unparse(node).startswith("generator = torch.Generator("):
+                wrong.append(path.name)
+    assert wrong == []

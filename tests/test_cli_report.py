@@ -7,32 +7,20 @@ import signal
 
 import pytest
 from gan_helpers import tiny as tiny_gan
-from lab_helpers import tiny, train
+from lab_helpers import COMMAND, tiny, train
 
 from orthocond.cli import main
 from orthocond.cli import report as module
 from orthocond.lab.display import Display
 from orthocond.lab.runs import Run
 
-TINY = [
-    *("train", "dbn-sprites-small", "--data.size", 16, "--data.limit", 32, "--data.held-out", 24),
-    *("--schedule.batch-size", 8, "--schedule.epochs", 1, "--log-every", 1, "--no-evaluate"),
-]
+pytestmark = pytest.mark.usefixtures("without_vega")
+
+TINY = [*COMMAND, "--no-evaluate"]
 GAN = [
     *("train", "gan-sprites", "--schedule.steps", 2, "--schedule.batch-size", 4, "--data.limit", 16),
     *("--model.width", 4, "--model.discriminator-width", 4, "--quiet"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _without_vega(monkeypatch):
-    """Bundling Vega takes seconds."""
-    monkeypatch.setattr("orthocond.lab.report.write._vega", lambda: "/* Vega */")
-
-
-@pytest.fixture
-def runs(tmp_path):
-    return tmp_path / "runs"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from data_files import write_tree
+from lab_helpers import COMMAND as TINY
 
 from orthocond.cli import main
 from orthocond.lab import experiments
@@ -18,21 +19,7 @@ from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import find_runs
 
-TINY = [
-    *("train", "dbn-sprites-small", "--data.size", 16, "--data.limit", 32, "--data.held-out", 24),
-    *("--schedule.batch-size", 8, "--schedule.epochs", 1, "--log-every", 1),
-]
-
-
-@pytest.fixture(autouse=True)
-def _without_vega(monkeypatch):
-    """Bundling Vega takes seconds."""
-    monkeypatch.setattr("orthocond.lab.report.write._vega", lambda: "/* Vega */")
-
-
-@pytest.fixture
-def runs(tmp_path):
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("without_vega")
 
 
 def orthocond(*tokens):

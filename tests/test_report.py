@@ -25,11 +25,7 @@ from orthocond.lab.report.sources import (
 from orthocond.lab.report.verdict import next_steps, verdict
 from orthocond.lab.runs import Run
 
-
-@pytest.fixture(autouse=True)
-def _without_vega(monkeypatch):
-    """Bundling Vega takes seconds; the tests in the browser have it."""
-    monkeypatch.setattr(write, "_vega", lambda: "/* Vega */")
+pytestmark = pytest.mark.usefixtures("without_vega")
 
 
 # Words follow from the numbers

@@ -9,19 +9,14 @@ import pytest
 from report_helpers import classifier, opened
 
 from orthocond.cli import main
-from orthocond.lab.report import write
 from orthocond.lab.report.sources import (
     read,
 )
 from orthocond.lab.report.tabled import verdict as table_verdict
 
+pytestmark = pytest.mark.usefixtures("without_vega")
+
 RESULTS = Path(__file__).parent.parent / "results"
-
-
-@pytest.fixture(autouse=True)
-def _without_vega(monkeypatch):
-    """Bundling Vega takes seconds; the tests in the browser have it."""
-    monkeypatch.setattr(write, "_vega", lambda: "/* Vega */")
 
 
 # Tables

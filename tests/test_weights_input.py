@@ -148,12 +148,12 @@ def test_whitening_init_is_the_nearest_in_the_outputs():
     generator = torch.Generator().manual_seed(0)
     weights = []
     for _ in range(100):
-        whitening_init_(module, x, ridge=0.0, generator=generator)
+        whitening_init_(module, x, ridge=0.0, rng=generator)
         torch.testing.assert_close(output_covariance(module, x), torch.eye(4, dtype=torch.float64))
         weights.append(module.weight.detach().clone())
         assert distance(weights[-1]) > distance(nearest)
     assert not torch.equal(weights[0], weights[1])
-    whitening_init_(module, x, ridge=0.0, generator=torch.Generator().manual_seed(0))
+    whitening_init_(module, x, ridge=0.0, rng=torch.Generator().manual_seed(0))
     assert torch.equal(module.weight, weights[0])
 
 

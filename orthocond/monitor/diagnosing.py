@@ -195,8 +195,8 @@ def _stand_in(output: Any) -> Tensor:
         )
     if len(tensors) == 1 and tensors[0].numel() == 1:
         return tensors[0]
-    generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(t.shape, generator=generator).to(t) for t in tensors]
+    rng = torch.Generator().manual_seed(0)
+    weights = [torch.randn(t.shape, generator=rng).to(t) for t in tensors]
     return torch.stack([(t * w).mean() for t, w in zip(tensors, weights, strict=True)]).sum()
 
 

@@ -80,7 +80,7 @@ def whitening_init_(
     *,
     ridge: float = 1e-4,
     gain: float = 1.0,
-    generator: torch.Generator | None = None,
+    rng: torch.Generator | None = None,
 ) -> nn.Module:
     r"""Start a layer with a weight that whitens its own input.
 
@@ -97,7 +97,7 @@ def whitening_init_(
             the covariance of a stem; a deep layer needs many more positions than columns.
         ridge: Share of the mean eigenvalue added to each, so that directions without variance are not blown up.
         gain: Standard deviation of the outputs.
-        generator: If given, Q is drawn from it at random instead (uniformly over orthogonal matrices).
+        rng: Draws Q at random instead (uniformly over orthogonal matrices).
 
     Returns:
         The module, changed in place.
@@ -132,10 +132,10 @@ def whitening_init_(
     metric = check_positive(add_relative_ridge(sigma, ridge), "whitening_init_")
     roots = square_roots(metric)
     w = matrices(weight, groups_of(module)).double()
-    if generator is None:
+    if rng is None:
         start = w @ roots.sqrt
     else:
-        start = torch.randn(w.shape, dtype=w.dtype, device=generator.device, generator=generator).to(w.device)
+        start = torch.randn(w.shape, dtype=w.dtype, device=rng.device, generator=rng).to(w.device)
     q = polar(start)
     check_full_rank(q, "whitening_init_")
     weight.copy_((gain * q @ roots.inv_sqrt).reshape(weight.shape))

@@ -4,13 +4,9 @@ A stem makes features of real images; a solver takes the inverse root of their c
 precision that it has. What exact arithmetic gives is known, since the features are a product of 27 numbers of a patch.
 """
 
-import csv
-import io
 import itertools
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +16,13 @@ from orthocond.lab.classification.config import Method
 from orthocond.lab.classification.data import load_data, pipeline
 from orthocond.lab.classification.paper import PAPER_RATE
 from orthocond.lab.classification.presets import PRESETS
-from orthocond.lab.config import Config, Scale, change
+from orthocond.lab.config import change
 from orthocond.lab.data import Pipeline
 from orthocond.lab.methods import treat_weights
 from orthocond.lab.progress import Progress
-from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.tables.measured import Measured
 from orthocond.lab.tables.table import Material, Table
-from orthocond.lab.tables.text import grid, power, write_json
+from orthocond.lab.tables.text import grid, power
 from orthocond.layers.base import with_rank_tolerance
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, Solver, inv_sqrtm, solver_failures
 from orthocond.weights import patch_covariance
@@ -107,27 +103,11 @@ _NOTES = (
 
 
 @dataclass(frozen=True)
-class Stress(Table):
-    """How often solvers fail, for each treatment of the weight, precision of features and ridge; measured when made."""
+class Stress(Measured):
+    """How often solvers fail, for each treatment of the weight, precision of features and ridge."""
 
-    def configs(self, scale: Scale, seeds: int) -> list[Config]:
-        """None: nothing is trained."""
-        return []
-
-    def write(self, folder: Path, material: Material) -> None:
-        """Write table.md, table.json and table.csv; measure, or take the numbers of the table that is there."""
-        path = folder / "table.json"
-        if material.measure:
-            content = self._measure(material)
-        elif path.exists():
-            content = json.loads(path.read_text())
-        else:
-            raise FileNotFoundError(f"There is no {path}; leave --no-train out to measure it.")
-        write_json(content, path)
-        write_atomically(folder / "table.csv", _csv(content["cells"]).encode())
-        write_atomically(folder / "table.md", _markdown(content).encode())
-
-    def _measure(self, material: Material) -> dict[str, Any]:
+    def measure(self, material: Material) -> dict[str, Any]:
+        """Failures and errors of fresh covariances."""
         count = _COUNT[material.scale]
         source, batches = _images()
         stream = itertools.chain.from_iterable(map(batches.batches, itertools.count()))
@@ -142,11 +122,7 @@ class Stress(Table):
             if material.progress is not None:
                 material.progress(0, Progress(done + 1, len(groups), {}))
         total = sum(cell["count"] for cell in cells)
-        return {
-            "table": self.name,
-            "title": self.title,
-            "text": self.text,
-            "scale": material.scale,
+        return self.header(material) | {
             "images": source,
             "cells": cells,
             "decompositions": total,
@@ -155,6 +131,14 @@ class Stress(Table):
             "verdict": _verdict(cells),
             "notes": [*_NOTES, f"Images: {source}.", *_counts(cells, total)],
         }
+
+    def lines(self, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A line for each cell."""
+        return list(content["cells"])
+
+    def markdown(self, content: Mapping[str, Any]) -> str:
+        """A grid for each precision and ridge: solvers down, treatments across."""
+        return _markdown(content)
 
 
 class _Found(NamedTuple):
@@ -311,7 +295,7 @@ def _counts(cells: list[dict[str, Any]], total: int) -> list[str]:
     ]
 
 
-def _markdown(content: dict[str, Any]) -> str:
+def _markdown(content: Mapping[str, Any]) -> str:
     parts = [f"# {content['title']}", content["text"], "\n".join(content["verdict"])]
     titles = {name: f"weight: {text}" for name, text in _TREATMENTS.items()} | {_PAIRS: _PAIRS}
     cells = {(c["features"], c["eps"], c["solver"], c["treatment"]): c for c in content["cells"]}
@@ -325,14 +309,6 @@ def _markdown(content: dict[str, Any]) -> str:
 def _share(cell: dict[str, Any]) -> str:
     bad, median = _percent(cell["bad"] / cell["count"]), cell["median_gradient_error"]
     return bad if median is None else f"{bad}, {power(median)}"
-
-
-def _csv(cells: list[dict[str, Any]]) -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    return file.getvalue()
 
 
 TABLES: tuple[Table, ...] = (

@@ -1,8 +1,6 @@
 """The paper's table of times: forward and backward pass of each method."""
 
-import csv
-import io
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ from orthocond.lab.classification import paper
 from orthocond.lab.classification.config import Method
 from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.classification.task import ClassificationTask
-from orthocond.lab.config import Config, Scale
 from orthocond.lab.progress import Progress
-from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables.comparison import label
 from orthocond.lab.tables.drawing import dress, new_figure, save, title
+from orthocond.lab.tables.measured import Measured
 from orthocond.lab.tables.table import Material, Table
-from orthocond.lab.tables.text import grid, number, write_json
+from orthocond.lab.tables.text import grid, number
 
 _PRESET = "dbn-cifar100-resnet50"
 _PARTS = {"forward": "#56B4E9", "backward": "#0072B2", "step": "#E69F00"}
@@ -33,28 +30,11 @@ _NOTES = (
 
 
 @dataclass(frozen=True)
-class Timing(Table):
-    """Milliseconds of the parts of a training step, measured when the table is made."""
+class Timing(Measured):
+    """Milliseconds of the parts of a training step."""
 
-    def configs(self, scale: Scale, seeds: int) -> list[Config]:
-        """None: times are measured, not trained."""
-        return []
-
-    def write(self, folder: Path, material: Material) -> None:
-        """Write table.md, table.json, table.csv and a figure; measure, or take the times of the table that is there."""
-        path = folder / "table.json"
-        if material.measure:
-            content = self._measure(material)
-        elif path.exists():
-            content = json.loads(path.read_text())
-        else:
-            raise FileNotFoundError(f"There are no times in {path}; leave --no-train out to measure them.")
-        write_json(content, path)
-        write_atomically(folder / "table.csv", _csv(content["rows"]).encode())
-        write_atomically(folder / "table.md", _markdown(content).encode())
-        save(_figure(content), folder / "time")
-
-    def _measure(self, material: Material) -> dict[str, Any]:
+    def measure(self, material: Material) -> dict[str, Any]:
+        """Medians of steps in which the methods take turns."""
         config = PRESETS[_PRESET][material.scale]
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         # A step at the paper's scale takes a CPU many seconds.
@@ -75,11 +55,7 @@ class Timing(Table):
             base = next(row[side]["total"] for row in rows if row["method"] == "svd")
             for row in rows:
                 row[side]["relative"] = row[side]["total"] / base
-        return {
-            "table": self.name,
-            "title": self.title,
-            "text": self.text,
-            "scale": material.scale,
+        return self.header(material) | {
             "device": device.type,
             "threads": 1,
             "batch_size": config.schedule.batch_size,
@@ -87,8 +63,24 @@ class Timing(Table):
             "rows": rows,
         }
 
+    def lines(self, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A line for each method."""
+        return [
+            {"method": row["method"], "label": row["label"]}
+            | {f"{side}_{key}": value for side in ("ours", "paper") for key, value in row[side].items()}
+            for row in content["rows"]
+        ]
 
-def _markdown(content: dict[str, Any]) -> str:
+    def markdown(self, content: Mapping[str, Any]) -> str:
+        """The methods, the paper's times beside ours."""
+        return _markdown(content)
+
+    def draw(self, content: Mapping[str, Any], folder: Path) -> None:
+        """Draw the parts of a step as bars."""
+        save(_figure(content), folder / "time")
+
+
+def _markdown(content: Mapping[str, Any]) -> str:
     head = ["method", "paper FP", "paper BP", "paper / SVD", "FP", "BP", "step", "FP + BP + step", "ours / SVD"]
     rows = []
     for row in content["rows"]:
@@ -106,20 +98,7 @@ def _markdown(content: dict[str, Any]) -> str:
     )
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        {"method": row["method"], "label": row["label"]}
-        | {f"{side}_{key}": value for side in ("ours", "paper") for key, value in row[side].items()}
-        for row in rows
-    ]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return file.getvalue()
-
-
-def _figure(content: dict[str, Any]) -> Any:
+def _figure(content: Mapping[str, Any]) -> Any:
     """Bars of the parts of a step, ours and the paper's; a line marks the total of SVD."""
     rows = content["rows"]
     figure = new_figure(9.2, 0.32 * len(rows) + 1.1)

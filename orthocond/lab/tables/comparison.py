@@ -214,11 +214,7 @@ class Comparison(Table):
                 figures.append(plan.name)
             elif plan.of_checkpoints and (folder / f"{plan.name}.png").exists():
                 figures.append(plan.name)
-        content = {
-            "table": self.name,
-            "title": self.title,
-            "text": self.text,
-            "scale": material.scale,
+        content = self.header(material) | {
             "seeds": material.seeds,
             "baseline": self.baseline,
             "measures": [asdict(measure) for measure in self.measures],

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orthocond.lab.config import Config, Scale
 from orthocond.lab.progress import Progress
@@ -53,6 +53,10 @@ class Table(ABC):
     name: str
     title: str
     text: str
+
+    def header(self, material: Material) -> dict[str, Any]:
+        """What the JSON of every table begins with."""
+        return {"table": self.name, "title": self.title, "text": self.text, "scale": material.scale}
 
     @abstractmethod
     def configs(self, scale: Scale, seeds: int) -> list[Config]:

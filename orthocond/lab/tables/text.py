@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,11 @@ def _csv(content: dict[str, Any]) -> str:
                 line |= {name: cell["mean"], f"{name}_low": cell["low"], f"{name}_high": cell["high"]}
                 line[f"{name}_paper"] = cell["paper"]
             lines.append(line)
+    return to_csv(lines)
+
+
+def to_csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Lines with the same keys as CSV, numbers in full."""
     file = io.StringIO()
     writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
     writer.writeheader()
