@@ -18,7 +18,7 @@ test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at 
 
 test-browser: .venv/.dev  ## the pages in a real browser; installs Debian's Chromium if there is none
 	command -v chromium >/dev/null || command -v google-chrome >/dev/null || apt-get install -y chromium
-	$(BIN)/python -m pytest tests/test_explorer_browser.py tests/test_report_browser.py
+	$(BIN)/python -m pytest tests/test_explorer_browser.py tests/test_explorer_models.py tests/test_report_browser.py
 
 test-integrations: .venv/.dev  ## the examples with Lightning and the Trainer of Hugging Face; installs both
 	$(BIN)/python -m pip install -q -c constraints.txt "lightning>=2.6.4" transformers

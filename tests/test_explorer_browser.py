@@ -1,105 +1,20 @@
 """The page of the explorer in a real browser, from disk with the network cut: every control does what it says."""
 
-import base64
-import io
 import json
 import re
-import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from browser_helpers import chromium, needs_chromium  # noqa: F401, a fixture
+from explorer_helpers import Quadrants, corners, known_exhibit, pages, pixels, place_of, settled, slide  # noqa: F401, two fixtures
 from PIL import Image
-from torch import nn
 
 import orthocond as oc
-from orthocond.directions import Directions, axes
-from orthocond.gans import EigenGenerator, SimpleGenerator
-from orthocond.lab.explorer.page import Exhibit, Kind, write_page
-from orthocond.lab.explorer.sources import from_module, from_onnx, to_onnx
+from orthocond.directions import Directions
+from orthocond.lab.explorer.page import Kind
 
 pytestmark = needs_chromium
-
-
-class Quadrants(nn.Module):
-    """Four latents, each of which lights one quadrant of 8 x 8 pixels: what a direction does is known."""
-
-    z_dim = 4
-
-    def forward(self, z):
-        corner = torch.zeros(4, 8, 8)
-        for i in range(4):
-            corner[i, 4 * (i // 2) : 4 * (i // 2) + 4, 4 * (i % 2) : 4 * (i % 2) + 4] = 1
-        return torch.tanh(torch.einsum("ni,ihw->nhw", z, corner))[:, None].expand(-1, 3, -1, -1)
-
-
-@pytest.fixture(scope="module")
-def quadrants():
-    tied = Directions(torch.eye(4)[:3], torch.tensor([2.0, 1.0, 1.0]), method="sefa")
-    exhibit = from_module(Quadrants(), "quadrants")
-    kinds = (
-        Kind("axes", "axes", "One latent each.", axes(4).measure(Quadrants())),
-        Kind("tied", "tied", "Two tie.", tied),
-    )
-    return replace(exhibit, kinds=kinds)
-
-
-@pytest.fixture
-def opened(browser, tmp_path):
-    """Open a page and wait until it has drawn; messages of the console are errors."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True, offline=True)
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-
-    def go(exhibits, state=None, width=1280):
-        file = tmp_path / "page.html"
-        file.write_text(write_page(exhibits, "Test <of> the page"), encoding="utf-8")
-        tab = context.new_page()
-        tab.set_viewport_size({"width": width, "height": 900})
-        tab.problems = []
-        tab.on("pageerror", lambda error: tab.problems.append(str(error)))
-        tab.on("request", lambda request: tab.problems.append(request.url) if request.url.startswith("http") else None)
-        tab.goto(file.as_uri() + (f"#{state}" if state else ""))
-        tab.wait_for_function(
-            "document.body.dataset.ready === 'true' || !document.getElementById('problem').hidden", timeout=60_000
-        )
-        return tab
-
-    yield go
-    context.close()
-
-
-def settled(tab, action):
-    """Do something and wait for the pictures that follow."""
-    before = int(tab.evaluate("document.body.dataset.updates"))
-    action()
-    tab.wait_for_function(f"Number(document.body.dataset.updates) > {before} && !busy && !again", timeout=30_000)
-
-
-def pixels(tab, selector="#panels canvas"):
-    url = tab.evaluate(f"document.querySelector('{selector}').toDataURL()")
-    image = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB")
-    return torch.from_numpy(np.array(image, dtype=np.float32))
-
-
-def corners(tab, selector="#panels canvas"):
-    """Brightness of the four quadrants."""
-    image = pixels(tab, selector).mean(2)
-    h, w = image.shape
-    spots = ((h // 4, w // 4), (h // 4, 3 * w // 4), (3 * h // 4, w // 4), (3 * h // 4, 3 * w // 4))
-    return [float(image[y, x]) for y, x in spots]
-
-
-def place_of(tab, selector):
-    """The latent of a direction that is called z3."""
-    return int(tab.input_value(selector).removeprefix("z"))
-
-
-def slide(tab, index, value):
-    settled(tab, lambda: tab.evaluate(
-        """([i, v]) => { const s = document.querySelectorAll('.direction input[type=range]')[i]; s.value = v;
-        s.dispatchEvent(new Event('input')); s.dispatchEvent(new Event('change')); }""", [index, value]))  # fmt: skip
 
 
 def test_pictures_are_those_of_the_generator(opened, quadrants):
@@ -289,59 +204,6 @@ def test_downloads_are_what_they_say(opened, quadrants, tmp_path):
     assert tab.evaluate("navigator.clipboard.readText()") == tab.url
 
 
-def test_models_stand_side_by_side_from_the_same_latent(opened, quadrants):
-    tab = opened([quadrants, replace(quadrants, name="again")])
-    assert tab.locator("#panels figure").count() == 2
-    assert torch.equal(
-        pixels(tab, "#panels figure:nth-child(1) canvas"), pixels(tab, "#panels figure:nth-child(2) canvas")
-    )
-    slide(tab, 0, 2)
-    assert torch.equal(
-        pixels(tab, "#panels figure:nth-child(1) canvas"), pixels(tab, "#panels figure:nth-child(2) canvas")
-    )
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: SimpleGenerator(32, 6, 4), lambda: EigenGenerator(32, 3, 8, 4)], ids=["vanilla", "eigengan"]
-)
-def test_our_generators_run_in_the_page(opened, make):
-    generator = make()
-    tab = opened([from_module(generator, "ours")])
-    kinds = tab.eval_on_selector_all("#kind option", "options => options.map(o => o.value)")
-    assert set(kinds) >= {"jacobian", "axes"}
-    assert ("layers" in kinds) == isinstance(generator, EigenGenerator)
-    effects = tab.evaluate("models[0].kinds.map(k => k.directions.map(d => d.effect))")
-    assert all(rows == sorted(rows, reverse=True) for rows in effects)
-    assert tab.problems == []
-
-
-def test_latents_of_another_shape_and_a_fixed_batch(opened, tmp_path):
-    module = nn.Sequential(nn.ConvTranspose2d(5, 1, 8), nn.Sigmoid()).eval()
-    file = tmp_path / "foreign.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter about itself
-        torch.onnx.export(module, (torch.randn(2, 5, 1, 1),), file, dynamo=True, verbose=False)
-    tab = opened([from_onnx(file, prior="uniform", range=(0, 1))])
-    settled(tab, lambda: tab.select_option("#samples", "9"))
-    z = torch.tensor(tab.evaluate("[...latent(0, 0, 5, 'uniform')]")).reshape(1, 5, 1, 1)
-    with torch.no_grad():
-        expected = 255 * float(module(z)[0, 0, 0, 0])
-    assert tab.evaluate("pixels(shown[0], 0).data[0]") == pytest.approx(expected, abs=1)
-
-
-@pytest.mark.parametrize("damage", ["no model", "not a number"])
-def test_a_broken_model_is_a_sentence(opened, quadrants, damage):
-    class Nothing(nn.Module):
-        def forward(self, z):
-            return (z.sum(1)[:, None, None, None] * torch.zeros(1, 3, 4, 4)) / 0.0
-
-    onnx = b"nonsense"
-    if damage == "not a number":
-        onnx, _ = to_onnx(oc.Generator(Nothing(), 4, range=None, latent_shape=(4,)), "nan")
-    tab = opened([replace(quadrants, onnx=onnx)])
-    assert re.match(r"The generator quadrants cannot run in this page: .+", tab.inner_text("#problem"))
-
-
 def test_keyboard_and_screen_reader_reach_everything(opened, quadrants):
     tab = opened([quadrants])
     unnamed = tab.evaluate(
@@ -409,109 +271,3 @@ def test_two_sliders_that_are_not_orthogonal_set_both_coordinates(opened, quadra
     z = torch.tensor(tab.evaluate("[...latentOf(active(), 0)]"))
     assert (skew @ z).tolist() == pytest.approx([0.5, -1], abs=1e-4)
     assert z[2:].tolist() == pytest.approx(tab.evaluate("[...latent(0, 0, 4, 'normal')]")[2:], abs=1e-6)
-
-
-def test_scores_and_factors_stand_beside_a_direction_where_they_are_known(opened, quadrants):
-    kind = quadrants.kinds[0]
-    known = replace(kind, scores={"z0": {"predictability": 0.91}}, factors={"z0": {"hue": 3.0, "x": 1.0, "y": 0.1}})
-    tab = opened([replace(quadrants, kinds=(known, quadrants.kinds[1]))])
-    place = tab.evaluate("kindOf(active()).directions.findIndex(d => d.name === 'z0')")
-    facts = tab.locator(".facts")
-    assert "predictability 0.91" in facts.nth(place).inner_text()
-    assert "changes hue 73 %, x 24 %" in facts.nth(place).inner_text()
-    assert "predictability" not in facts.nth((place + 1) % 4).inner_text()
-    tab.click("summary")
-    assert "How often a network tells" in tab.inner_text("#meanings")
-    settled(tab, lambda: tab.select_option("#kind", "tied"))
-    assert "How often a network tells" not in tab.inner_text("#meanings")
-
-
-def test_every_direction_has_a_preview(opened, quadrants):
-    tab = opened([quadrants])
-    tab.wait_for_function("Number(document.body.dataset.previews) > 0", timeout=30_000)
-    for i in range(4):
-        place = place_of(tab, f".direction input[type=text] >> nth={i}")
-        preview = pixels(tab, f".direction:nth-child({i + 1}) canvas").mean(2)
-        side = preview.shape[0]
-        y, x = (side // 4 if place < 2 else 3 * side // 4), (side // 4 if place % 2 == 0 else 3 * side // 4)
-        assert float(preview[y, 4 * side + x] - preview[y, x]) > 100
-    settled(tab, lambda: tab.click(".direction:nth-child(3) canvas"))
-    assert tab.evaluate("state.picked") == 2
-
-
-def test_kinds_of_one_generator_stand_side_by_side(opened, quadrants):
-    turned = torch.tensor([[0.6, 0.8, 0, 0], [-0.8, 0.6, 0, 0]])
-    other = Kind("turned", "turned", "", Directions(turned, torch.tensor([2.0, 1.0])))
-    tab = opened([replace(quadrants, kinds=(quadrants.kinds[0], other))])
-    settled(tab, lambda: tab.click("#compare"))
-    assert tab.locator("#panels figure").count() == 2
-    assert tab.evaluate("state.panels.map(p => p.kind)") == ["axes", "turned"]
-    first, second = ("#panels figure:nth-child(1) canvas", "#panels figure:nth-child(2) canvas")
-    assert torch.equal(pixels(tab, first), pixels(tab, second))  # the same latent
-    slide(tab, 0, 3)
-    assert not torch.equal(pixels(tab, first), pixels(tab, second))  # along the first direction of each kind
-    assert tab.evaluate("[state.values.axes, state.values.turned]") == [[3], [3]]
-    again = opened([replace(quadrants, kinds=(quadrants.kinds[0], other))], state=tab.evaluate("location.hash")[1:])
-    assert torch.equal(pixels(again, second), pixels(tab, second))
-    settled(tab, lambda: tab.click("#panels figure:nth-child(2) button"))
-    assert tab.locator("#panels figure").count() == 1
-    assert tab.locator("#strips canvas").count() == 1
-
-
-def test_a_warning_stands_on_the_page(opened, quadrants):
-    tab = opened([replace(quadrants, warning="It may be too bright: --range 0 1.")])
-    assert tab.inner_text("#warning") == "It may be too bright: --range 0 1."
-    assert opened([quadrants]).is_hidden("#warning")
-
-
-def test_an_address_of_nonsense_is_the_start(opened, quadrants):
-    nonsense = {
-        "seed": -3, "samples": 5, "truncation": "x", "panels": [{"model": 7, "kind": "axes"}], "active": 9,
-        "picked": 99, "values": {"axes": "x"}, "names": {"0:axes": 3}, "loaded": [{}],
-        "region": {"box": [1, 1, 0, 0], "seed": 0}, "__proto__": 1, "toString": 2,
-    }  # fmt: skip
-    text = base64.urlsafe_b64encode(json.dumps(nonsense).encode()).decode().rstrip("=")
-    tab = opened([quadrants], state=text)
-    assert tab.is_hidden("#problem")
-    assert tab.evaluate("[state.seed, state.samples, state.values, state.panels.length, state.active]") == [
-        0,
-        1,
-        {},
-        1,
-        0,
-    ]
-    assert tab.evaluate("state.picked") == 3  # the last there is
-    assert tab.problems == []
-
-
-@pytest.mark.parametrize("size", [32, 64])
-def test_the_first_picture_costs_3_s_and_an_update_50_ms_on_one_core(browser, opened, size):
-    """The time that all threads of the browser compute, whatever else the machine does; the least of some tries."""
-    session = browser.new_browser_cdp_session()
-
-    def computed():
-        return sum(process["cpuTime"] for process in session.send("SystemInfo.getProcessInfo")["processInfo"])
-
-    generator = oc.Generator(SimpleGenerator(size, 16, 32))
-    onnx, batch = to_onnx(generator, "timed")
-    kinds = (Kind("axes", "axes", "", axes(16)),)
-    exhibit = Exhibit("timed", onnx, 16, (16,), "normal", 1.0, (-1.0, 1.0), batch, kinds)
-    firsts, updates = [], []
-    for _ in range(3):
-        start = computed()
-        tab = opened([exhibit])
-        firsts.append(computed() - start)
-        tab.evaluate("++previewing")  # so that they end
-        tab.wait_for_timeout(300)
-        start = computed()
-        tab.evaluate("(async () => { for (let i = 0; i < 20; i++) await drawPanels(); })()")
-        updates.append((computed() - start) / 20)
-        tab.close()
-    assert min(firsts) < 3
-    assert min(updates) < 0.05
-
-
-@pytest.mark.parametrize("width", [390, 1500])
-def test_nothing_overflows(opened, quadrants, width):
-    tab = opened([quadrants, quadrants], width=width)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
