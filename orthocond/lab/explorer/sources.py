@@ -10,14 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from orthocond.directions import (
-    Directions,
-    axes,
-    eigengan_directions,
-    jacobian_directions,
-    joint_directions,
-    sefa,
-)
+from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, joint_directions, sefa
 from orthocond.gans import EigenGenerator, SimpleGenerator
 from orthocond.generators import Generator, all_images
 from orthocond.lab.config import from_json, read_config

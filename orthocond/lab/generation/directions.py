@@ -4,14 +4,7 @@ from typing import Literal
 
 from torch import nn
 
-from orthocond.directions import (
-    Directions,
-    axes,
-    eigengan_directions,
-    jacobian_directions,
-    joint_directions,
-    sefa,
-)
+from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, joint_directions, sefa
 from orthocond.lab.generation.networks import latent_layers
 
 Kind = Literal["own", "axes", "sefa", "jacobian", "joint"]
