@@ -1,33 +1,48 @@
-"""Timing that can be believed: contenders take turns, one thread, medians and quartiles, ratios within one run."""
+"""Timing that can be believed: contenders take turns, one thread, processor time, medians and quartiles, ratios."""
 
 import argparse
 import json
+import math
+import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
 import orthocond
 
+SLOW = 5.0
+"""Seconds from which a contender runs once more and no oftener: it would take hours."""
+
 
 def compare(contenders: dict[str, Callable[[], object]], seconds: float = 3.0) -> dict[str, dict[str, float]]:
-    """Run the contenders in turn until each has taken its share of the time; milliseconds of one call.
+    """Run the contenders in turn until each has taken its share of the time; milliseconds of the processor for a call.
 
-    Returns median and quartiles for each. Taking turns spreads a disturbance of the machine over all of them.
+    Returns median and quartiles for each. Taking turns spreads a disturbance of the machine over all of them, and time
+    of the processor does not count that of other programs.
     """
-    for run in contenders.values():
-        run()
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    slow = {name for name, run in contenders.items() if _time(run) > 1e3 * SLOW}
     end = time.perf_counter() + seconds * len(contenders)
-    while len(times[next(iter(times))]) < 5 or time.perf_counter() < end:
-        for name, run in contenders.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(1e3 * (time.perf_counter() - start))
+    rounds, order, shuffle = 0, list(contenders), random.Random(0).shuffle
+    while rounds < 5 or time.perf_counter() < end:
+        shuffle(order)  # what ran before leaves its traces in the caches
+        for name in order:
+            if name not in slow or not times[name]:
+                times[name].append(_time(contenders[name]))
+        rounds += 1
     return {name: _summary(values) for name, values in times.items()}
+
+
+def _time(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return 1e3 * (time.process_time() - start)
 
 
 def report(title: str, contenders: dict[str, Callable[[], object]], seconds: float, base: str) -> dict[str, object]:
@@ -36,16 +51,16 @@ def report(title: str, contenders: dict[str, Callable[[], object]], seconds: flo
     print(f"\n{title}")
     for name, row in rows.items():
         row["relative_time"] = row["median_ms"] / rows[base]["median_ms"]
-        row["peak_bytes"] = peak_memory(contenders[name])
+        row["peak_bytes"] = peak_memory(contenders[name]) if row["median_ms"] < 1e3 * SLOW else None
         print(
             f"  {name:36s} {row['median_ms']:10.3f} ms [{row['low_ms']:.3f}, {row['high_ms']:.3f}]"
-            f" {row['relative_time']:7.3f}x {row['peak_bytes'] / 1e6:9.2f} MB"
+            f" {row['relative_time']:7.3f}x {(row['peak_bytes'] or math.nan) / 1e6:9.2f} MB"
         )
     return {"title": title, "base": base, "contenders": rows}
 
 
 def _summary(values: list[float]) -> dict[str, float]:
-    low, median, high = statistics.quantiles(values, n=4)
+    low, median, high = statistics.quantiles(values * 2 if len(values) == 1 else values, n=4)
     return {"median_ms": median, "low_ms": low, "high_ms": high, "runs": len(values)}
 
 
@@ -70,7 +85,12 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "processor": _processor(),
         "threads": str(torch.get_num_threads()),
-    }
+        "load": f"{os.getloadavg()[1]:.1f} on {os.cpu_count()} cores",
+    } | {name: metadata.version(name) for name in ("geotorch", "pytorch-optimizer") if _is_installed(name)}
+
+
+def _is_installed(name: str) -> bool:
+    return any(True for _ in metadata.Distribution.discover(name=name))
 
 
 def _processor() -> str:

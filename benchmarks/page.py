@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+from growth import slope
 from paired import percent
 
 HERE = Path(__file__).parent
@@ -41,19 +42,55 @@ def inferences(case):
     return f"### {case['title']}, batch {case['batch']}\n\n{table(['', 'ms', 'over batch norm, folded'], rows)}"
 
 
+# Columns that only some tables have: the key of a row, the head, and how it is written.
+EXTRA = {
+    "relative_to_products": ("relative to the five products", "{:.2f}"),
+    "relative_error": ("relative error", "{:.0e}"),
+}
+
+
 def contenders(case):
+    found = case["contenders"]
+    extra = {key: how for key, how in EXTRA.items() if any(key in row for row in found.values())}
     columns = ["", "ms, median and quartiles", f"relative to {case['base']}", "peak MB"]
-    with_error = any("relative_error" in row for row in case["contenders"].values())
     rows = []
-    for name, row in case["contenders"].items():
-        cells = [
-            name,
-            f"{row['median_ms']:.3g} [{row['low_ms']:.3g}, {row['high_ms']:.3g}]",
-            f"{row['relative_time']:.2f}",
-            f"{row['peak_bytes'] / 1e6:.3g}",
-        ]
-        rows.append([*cells, f"{row['relative_error']:.0e}"] if with_error else cells)
-    return f"### {case['title']}\n\n{table(columns + ['relative error'] * with_error, rows)}"
+    for name, row in found.items():
+        if "failed" in row:
+            rows.append([name, row["failed"], "", "", *("" for _ in extra)])
+            continue
+        if "once_ms" in row or row.get("runs") == 1:
+            time = f"{row.get('once_ms', row.get('median_ms')):.3g}, one run"
+        else:
+            time = f"{row['median_ms']:.3g} [{row['low_ms']:.3g}, {row['high_ms']:.3g}]"
+        memory = row.get("peak_bytes")
+        cells = [name, time, f"{row['relative_time']:.2f}", f"{memory / 1e6:.3g}" if memory else ""]
+        rows.append([*cells, *(text.format(row[key]) for key, (_, text) in extra.items())])
+    return f"### {case['title']}\n\n{table(columns + [head for head, _ in extra.values()], rows)}"
+
+
+def growth():
+    """The exponents of growth as tables: those of the figure."""
+    results = json.loads((HERE / "results" / "growth.json").read_text())["results"]
+    rows = [
+        [name, *(exponent(found[name], key) for found in results.values() for key in ("median_ms", "peak_bytes"))]
+        for name in next(iter(results.values()))
+    ]
+    return table(["", *(f"{axis}: {kind}" for axis in results for kind in ("time", "memory"))], rows)
+
+
+def exponent(rows, key):
+    return f"{slope([(int(value), row[key]) for value, row in rows.items()]):.1f}"
+
+
+def processes():
+    data = json.loads((HERE / "results" / "processes.json").read_text())
+    rows = []
+    for case in data["results"]:
+        one, two = (case["seconds"][count] for count in "12")
+        times = [f"{1e3 * found[clock]:.0f}" for clock in ("wall", "processor") for found in (one, two)]
+        rows.append([case["preset"], *times, f"{case['gain']:.2f}", f"{case['bound']:.2f}", f"{case['load']:.0f}"])
+    clocks = [f"{clock}, {count}" for clock in ("wall ms", "processor ms") for count in ("one", "two")]
+    return table(["preset", *clocks, "gain by the wall", "most by processor time", "load of the machine"], rows)
 
 
 def section(name):
@@ -69,7 +106,8 @@ def machine():
 
 if __name__ == "__main__":
     text = (HERE / "speed.template.md").read_text().replace("{{machine}}", machine())
-    for name in ("matrix_functions", "layers", "steps", "training_step", "inference"):
+    for name in ("matrix_functions", "layers", "steps", "weights", "training_step", "inference"):
         text = text.replace(f"{{{{{name}}}}}", section(name))
+    text = text.replace("{{growth}}", growth()).replace("{{processes}}", processes())
     Path(sys.argv[1]).write_text(text)
     print(f"written to {sys.argv[1]}")

@@ -1,12 +1,15 @@
 """Cost of NOG and OLR for each optimizer step: `python benchmarks/steps.py --output FILE`.
 
 One optimizer step (SGD with momentum and weight decay) with and without treatments: of one 64 x 27 stem, and of all
-convolutions and the classifier of a ResNet-18 for small images.
+convolutions and the classifier of a ResNet-18 for small images. Beside it the same gradients made orthogonal by others
+(those of pytorch-optimizer if it is installed).
 """
 
 import torch
 from common import arguments, report, save
+from torch.optim._muon import _zeropower_via_newtonschulz
 
+from orthocond.matrix import polar
 from orthocond.steps import NearestOrthogonal, OptimalLR, Stiefel, treat
 
 VARIANTS = {
@@ -44,9 +47,36 @@ def stepper(shapes, settings):
     return step
 
 
+def rivals(shapes):
+    """The same gradients made orthogonal by others, and what no method of a Gram matrix can do without."""
+    gradients = [torch.randn(s).flatten(1) for s in shapes]
+    grams = [g @ g.mT if len(g) <= len(g.mT) else g.mT @ g for g in gradients]
+
+    def all_of(function):
+        return lambda: [function(g) for g in gradients]
+
+    found = {
+        "polar, one by one": all_of(polar),
+        "products of polar alone": all_of(lambda g: (g @ g.mT) @ g if len(g) <= len(g.mT) else g @ (g.mT @ g)),
+        "eigendecompositions of polar alone": lambda: [torch.linalg.eigh(a) for a in grams],
+        "thin SVD": all_of(lambda g: torch.linalg.svd(g, full_matrices=False)),
+        "iteration of torch.optim.Muon, bfloat16": all_of(
+            lambda g: _zeropower_via_newtonschulz(g, (3.4445, -4.775, 2.0315), 5, 1e-7)
+        ),
+    }
+    try:
+        from pytorch_optimizer.optimizer.utils import zero_power_via_newton_schulz_5 as theirs
+    except ImportError:
+        print("pytorch-optimizer is not installed: left out")
+    else:
+        found["iteration of pytorch-optimizer, bfloat16"] = all_of(theirs)
+        found["iteration of pytorch-optimizer, float32"] = all_of(lambda g: theirs(g, dtype=torch.float32))
+    return found
+
+
 def case(title, shapes, seconds):
     entries = sum(torch.Size(s).numel() for s in shapes)
-    contenders = {name: stepper(shapes, settings) for name, settings in VARIANTS.items()}
+    contenders = {name: stepper(shapes, settings) for name, settings in VARIANTS.items()} | rivals(shapes)
     return report(f"one step of {title}: {len(shapes)} weights, {entries:,} entries", contenders, seconds, "plain")
 
 
