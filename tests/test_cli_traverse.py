@@ -40,7 +40,7 @@ def test_a_grid_for_each_direction(runs, capsys):
         assert image.height > 4 * 4 * 96
 
 
-@pytest.mark.parametrize("kind", ["sefa", "jacobian", "axes"])
+@pytest.mark.parametrize("kind", ["sefa", "jacobian", "axes", "joint"])
 def test_kinds_and_numbers(kind, runs, tmp_path, capsys):
     out = tmp_path / "new" / "strip.png"
     assert traverse(runs, 0, "--directions", kind, "--k", 2, "--samples", 1, "--steps", "-1..1", "--out", out) == 0
@@ -95,6 +95,20 @@ def test_steps():
 def test_errors(options, code, words, runs, capsys):
     assert traverse(runs, *options) == code
     assert words in capsys.readouterr().err
+
+
+def test_only_some_measures(runs, capsys):
+    run = runs / "00000-gan"
+    assert main(["evaluate", str(run), "--only", "energy", "axes", "joint", "--quiet", "--no-report"]) == 0
+    found = json.loads((run / "evaluation.json").read_text())["directions"]
+    assert list(found) == ["axes", "joint"]
+    assert "energy" in found["joint"]
+    assert "vp" not in found["joint"]
+    assert "joint: off-diagonal energy" in capsys.readouterr().out
+    assert main(["evaluate", str(run), "--only", "kappa", "--quiet"]) == 2
+    assert "There is no measure 'kappa'; there are condition, frechet" in capsys.readouterr().err
+    assert main(["evaluate", str(runs / "00003-classifier"), "--skip", "vp", "--quiet"]) == 2
+    assert "leave --only and --skip out" in capsys.readouterr().err
 
 
 def test_bench_of_a_gan(tmp_path, capsys):

@@ -147,6 +147,17 @@ def test_a_large_float32_weight_takes_the_step_of_float64(shape):
     torch.testing.assert_close(values, torch.full_like(values, 0.7), rtol=1e-7, atol=0)
 
 
+@pytest.mark.parametrize("least", [0.9, 0.1])  # near the manifold, and far from it
+@pytest.mark.parametrize("shape", [(30, 400), (400, 30)])
+def test_the_way_back_to_the_manifold_in_float32(shape, least):
+    u, _, v = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
+    matrix = (u * torch.linspace(least, 1.2, 30)) @ v
+    found = Stiefel()._nearest_of(matrix.float()).double()
+    assert torch.linalg.matrix_norm(found - u @ v, 2) < 1e-6
+    values = torch.linalg.svdvals(found)
+    torch.testing.assert_close(values, torch.ones_like(values), rtol=5e-8, atol=0)
+
+
 # --- under treat -----------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.config import Config, read_config
 from orthocond.lab.devices import make_accelerator
+from orthocond.lab.errors import UsageError
 from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.loop import Loop
 from orthocond.lab.presets import names, preset
@@ -84,7 +85,7 @@ def evaluate_run(
         progress: Called with each stage.
 
     Raises:
-        ValueError: If there is no such measure, or the evaluation of this kind of run is always the whole.
+        UsageError: If there is no such measure, or the evaluation of this kind of run is always the whole.
         RuntimeError: If the run has finished and has the evaluation of its last step, and the checkpoint of that step
             is damaged: an older one would take the place of the final evaluation.
     """
@@ -98,7 +99,7 @@ def evaluate_run(
     task = task_of(read_config(run.config))
     some: dict[str, Any] = {"only": only, "skip": skip} if task.measures else {}
     if (only or skip) and not some:
-        raise ValueError(f"Runs of {task.kind} are evaluated as a whole; leave --only and --skip out.")
+        raise UsageError(f"Runs of {task.kind} are evaluated as a whole; leave --only and --skip out.")
     return task.evaluate(run, root=root, allow_import=allow_import, progress=progress, **some)
 
 

@@ -9,9 +9,11 @@ from torch import Tensor
 from orthocond._checks import at_least_float32, check_choice, without_autocast
 from orthocond._layers import check_full_rank
 from orthocond.matrix import polar
+from orthocond.matrix.decompose import check_finite, eigh
 from orthocond.matrix.polar_factor import GramPolar, polar_method
 
 _FLOAT32_WORK = 2**20  # multiplications from which the direction is computed in float32
+_NEAR = 0.1  # squared singular values from which a matrix counts as near the manifold
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 
 
@@ -141,9 +143,27 @@ class Stiefel:
         gain = self._gain(w)
         eta = lr[..., None, None].to(w) if isinstance(lr, Tensor) else lr
         moved = w / gain - self.scale * eta * self._polar(tangent, weight.dtype)
-        # In float64 for a large matrix too: errors of this factor are those of the weight's orthogonality.
-        method = GramPolar(precision="float64") if self.method == "gram" else self.method
-        return (gain * polar(moved, method=method)).to(weight.dtype)
+        return (gain * self._nearest_of(moved)).to(weight.dtype)
+
+    def _nearest_of(self, moved: Tensor) -> Tensor:
+        """The polar factors of matrices near the manifold; their errors are those of the weight's orthogonality.
+
+        In float32 the factor is X plus its small change ((XXᵀ)^(-1/2) - I) X: with the Gram matrix and its root in
+        float64, and only the last product in float32, the errors are those of rounding the entries.
+        """
+        if self.method != "gram":
+            return polar(moved, method=self.method)
+        if moved.dtype == torch.float32:
+            wide = moved if moved.shape[-2] <= moved.shape[-1] else moved.mT
+            check_finite(wide)
+            with without_autocast(moved.device):
+                x = wide.double()
+                values, vectors = eigh(x @ x.mT)
+                if bool((values > _NEAR).all()):
+                    change = vectors * (values.rsqrt() - 1).unsqueeze(-2) @ vectors.mT
+                    nearest = wide + change.to(wide.dtype) @ wide
+                    return nearest if wide is moved else nearest.mT
+        return polar(moved, method=GramPolar(precision="float64"))
 
     def _polar(self, matrices: Tensor, dtype: torch.dtype) -> Tensor:
         """Polar factors, in which singular values of the size of the rounding of ``dtype`` are no directions."""
