@@ -148,6 +148,7 @@ def test_an_explorer_that_fails_leaves_the_report(tmp_path, capsys, monkeypatch)
 
 def test_ctrl_c_in_an_evaluation_keeps_the_training(runs, capsys, monkeypatch, explored):
     show = Display.__call__
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes without it
 
     def interrupt(self, index, state):
         show(self, index, state)

@@ -53,7 +53,7 @@ def test_presets_of_workstations_make_a_step(tmp_path, name):
     schedule = replace(config.schedule, steps=1, batch_size=4)
     run = trained(tmp_path, replace(config, data=data, schedule=schedule, sample_every=0))
     assert run.metrics()[-1]["finished"]
-    generator, discriminator = build(config.model, 32)
+    generator, discriminator = build(config.model, config.data.size)
     channels = 128 if config.model.name == "eigengan" else 8 * config.model.discriminator_width
     assert max(p.shape[0] for p in discriminator.parameters() if p.ndim == 4) <= channels
     assert sum(p.numel() for p in generator.parameters()) < 400_000

@@ -27,8 +27,7 @@ def kernel_distance(a: Tensor, b: Tensor) -> float:
 
     Example:
         >>> from orthocond.metrics import kernel_distance
-        >>> torch.manual_seed(0)
-        <torch...>
+        >>> _ = torch.manual_seed(0)
         >>> a, b = torch.randn(500, 4), torch.randn(500, 4)
         >>> abs(kernel_distance(a, b)) < 0.05 < kernel_distance(a, b + 1)
         True

@@ -97,8 +97,8 @@ def diagnose(
     svd = {name: probe.module for name, probe in probes.items() if isinstance(probe.module, SVDLayer)}
     log = OperationLog(inner)
     with undisturbed(inner):
-        found = first_batch(inner, batch)
-        inputs, target = split_batch(inner, found, "diagnose")
+        first = first_batch(inner, batch)
+        inputs, target = split_batch(inner, first, "diagnose")
         failures = list(_broken_before(inner, inputs))
         with FlowTrace(inner, svd) as trace:
             handles = [probe.attach(trace) for probe in probes.values()]
@@ -127,7 +127,7 @@ def diagnose(
         rows[name] = replace(rows[name], fed_by=tuple(layer.row_name for layer in found))
     for name, row in rows.items():
         rows[name] = replace(row, feeds=tuple(s for s in svd if name in rows[s].fed_by and name not in svd))
-    source = _expression(batch, found, inputs)
+    source = _expression(batch, first, inputs)
     for name, probe in probes.items():
         fed = [(rows[s], svd[s], path_of(model, s)) for s in rows[name].feeds]
         start = source if probe.first else None
@@ -221,15 +221,15 @@ def _loss(loss_fn: Callable[..., Tensor] | None, output: Any, target: Any) -> Te
     return loss
 
 
-def _expression(batch: Any, found: Any, inputs: Any) -> str | None:
+def _expression(batch: Any, first: Any, inputs: Any) -> str | None:
     """How to write the input tensor in terms of the batch; None if it is not one tensor."""
     if not isinstance(inputs, Tensor):
         return None
-    name = "batch" if batch is found or isinstance(batch, Mapping) else "next(iter(loader))"
-    if isinstance(found, Tensor):
+    name = "batch" if batch is first or isinstance(batch, Mapping) else "next(iter(loader))"
+    if isinstance(first, Tensor):
         return name
-    if isinstance(found, dict):
-        return next(f"{name}[{key!r}]" for key, value in found.items() if value is inputs)
+    if isinstance(first, dict):
+        return next(f"{name}[{key!r}]" for key, value in first.items() if value is inputs)
     return f"{name}[0]"
 
 
