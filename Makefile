@@ -58,7 +58,7 @@ docs-versioned: .venv/.docs  ## build it in docs/_build/html/VERSION, beside oth
 	$(BIN)/sphinx-build -W --keep-going -q -b html -A versions=yes docs docs/_build/html/$$version && \
 	$(BIN)/python docs/versions.py docs/_build/html
 
-dist: .venv/.dist  ## build wheel and sdist in dist, and try the wheel in empty environments (15 minutes)
+dist: .venv/.dist  ## build wheel and sdist in dist, and try the wheel in an empty environment for each extra
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
