@@ -344,6 +344,30 @@ def test_table_lists_what_there_is(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(tables.names())
     assert all(len(line.split()) > 3 for line in lines)
+    assert any(line.startswith("optimal-lr ") and " Table 3 " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"), [("3", "optimal-lr"), ("Table 10", "gan-condition"), ("figure-7", "convergence")]
+)
+def test_table_takes_the_numbers_of_the_paper(asked, name, tmp_path, capsys, monkeypatch):
+    from orthocond.lab import catalog as tables
+
+    made = []
+
+    def make(name, **_):
+        made.append(name)
+        (tmp_path / "table.md").write_text("# The table")
+        return tmp_path
+
+    monkeypatch.setattr(tables, "make", make)
+    assert orthocond("table", asked, "--no-train", "--no-report") == 0
+    assert made == [name]
+
+
+def test_table_says_which_numbers_of_the_paper_it_has(capsys):
+    assert orthocond("table", "figure 5") == 2  # a drawing
+    assert "Figure 5 of the paper is not made here. There are: Figure 1, Table 1," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "train"), [("--train", True), ("--no-train", False)])

@@ -11,7 +11,6 @@ from orthocond.cli.report import add_report
 from orthocond.cli.settings import PositiveInt, read_file
 from orthocond.lab.config import Scale, from_json
 from orthocond.lab.errors import UsageError
-from orthocond.lab.text import nearest
 
 if TYPE_CHECKING:
     from orthocond.lab.launch import Executor
@@ -60,7 +59,7 @@ def table(
     watches them again, submits what was lost, and makes the table at the end.
 
     Args:
-        name: Which table or figure; without a name, they are listed.
+        name: Which table or figure, by name or as the paper counts: `3`, `"figure 2"`; without it, all are listed.
         scale: The numbers of the paper, or minutes on a laptop.
         seeds: Trainings of each row.
         runs: Folder of the runs.
@@ -88,13 +87,14 @@ def table(
     from orthocond.lab.display import Display
     from orthocond.lab.runs.finding import name_of
 
-    names = tables.names()
     if name is None:
-        for each in names:
-            print(f"{each:28s} {tables.describe(each)}")
+        for each in tables.names():
+            print(f"{each:28s} {tables.in_paper(each):10s} {tables.describe(each)}")
         return 0
-    if name not in names:
-        raise UsageError(f"There is no table {name!r}.{nearest(name, names)} There are: {', '.join(names)}.")
+    try:
+        name = tables.find(name).name
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     what: dict[str, Any] = {"scale": scale, "seeds": seeds, "runs": runs, "out": out}
     if status:
         return _show_status(lambda: tables.status(name, **what), quiet)

@@ -1,5 +1,6 @@
 """The paper's tables and figures: from runs, trained where they are missing, with the paper's numbers beside ours."""
 
+import re
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -25,6 +26,26 @@ TABLES: dict[str, Table] = {
 }
 """All tables by name; a new one is listed here by its module."""
 
+_IN_PAPER = {
+    "Figure 1": "conditioning-solvers",
+    "Table 1": "weight-treatments",
+    "Figure 2": "conditioning-weight",
+    "Table 2": "gradient-treatments",
+    "Figure 3": "conditioning-gradient",
+    "Table 3": "optimal-lr",
+    "Figure 4": "conditioning-lr",
+    "Table 4": "cifar-resnet50",
+    "Table 5": "cifar100-densenet-mobilenet",
+    "Figure 7": "convergence",
+    "Table 6": "gcp",
+    "Figure 10": "conditioning-gcp",
+    "Table 7": "time",
+    "Table 8": "eigengan",
+    "Table 9": "vanilla-gan",
+    "Table 10": "gan-condition",
+    "Figure 17": "learning-rate",
+}
+_NUMBERED = re.compile(r"(?:(table|fig)(?:ure)?\.?)?[ -]*([0-9]+)", re.IGNORECASE)
 _LISTED = 6  # trainings that a remark names, before "and so many more"
 
 
@@ -38,6 +59,44 @@ def names() -> tuple[str, ...]:
     return tuple(TABLES)
 
 
+def find(name: str) -> Table:
+    """A table by its name, or by the number that it has in the paper.
+
+    Args:
+        name: A name, ``"3"`` or ``"table 3"`` for a table of the paper, ``"figure 2"`` for a figure.
+
+    Raises:
+        ValueError: If there is no such table; the text gives the nearest name.
+
+    Example:
+        >>> [find(name).name for name in ("optimal-lr", "3", "Table 3", "fig. 2")]
+        ['optimal-lr', 'optimal-lr', 'optimal-lr', 'conditioning-weight']
+    """
+    if name in TABLES:
+        return TABLES[name]
+    number = _NUMBERED.fullmatch(name)
+    if number is None:
+        raise ValueError(f"There is no table {name!r}.{nearest(name, TABLES)} There are: {', '.join(TABLES)}.")
+    place = f"{'Figure' if (number[1] or '').lower() == 'fig' else 'Table'} {int(number[2])}"
+    if place not in _IN_PAPER:
+        raise ValueError(f"{place} of the paper is not made here. There are: {', '.join(_IN_PAPER)}.")
+    return TABLES[_IN_PAPER[place]]
+
+
+def in_paper(name: str) -> str:
+    """Where a table stands in the paper, counting captions in the order of its source; empty if it goes beyond it.
+
+    Raises:
+        ValueError: If there is no such table.
+
+    Example:
+        >>> in_paper("optimal-lr"), in_paper("solver-stress")
+        ('Table 3', '')
+    """
+    table = find(name)
+    return next((place for place, other in _IN_PAPER.items() if other == table.name), "")
+
+
 def describe(name: str) -> str:
     """What a table shows.
 
@@ -48,7 +107,7 @@ def describe(name: str) -> str:
         >>> describe("time")
         'Time of a training step: Milliseconds of forward pass, backward pass and step of the optimizer.'
     """
-    table = _find(name)
+    table = find(name)
     return f"{table.title}: {table.text}"
 
 
@@ -65,7 +124,7 @@ def plan(
     Raises:
         ValueError: If there is no such table, scale, or number of seeds.
     """
-    configs = _configs(_find(name), scale, seeds)
+    configs = _configs(find(name), scale, seeds)
     return _missing(configs, *gather(configs, runs, out))
 
 
@@ -82,7 +141,7 @@ def status(
     Raises:
         ValueError: If there is no such table, scale, or number of seeds.
     """
-    configs = _configs(_find(name), scale, seeds)
+    configs = _configs(find(name), scale, seeds)
     return standings(configs, runs, kept=gather(configs, runs, out)[1])
 
 
@@ -107,8 +166,8 @@ def make(
     ``out/runs``, from which tables can be made again where the run folders are not.
 
     Args:
-        name: Name of the table.
-        scale: ``paper`` or ``laptop``.
+        name: Name of the table, or its number in the paper; see `find`.
+        scale: ``paper``, ``workstation`` or ``laptop``.
         seeds: How many seeds, from 0.
         runs: Folder of runs.
         out: Folder of results.
@@ -120,7 +179,7 @@ def make(
         say: Called with news of jobs.
 
     Returns:
-        The folder of the table: ``out/<name>``, with ``-paper`` at the end for the paper's scale.
+        The folder of the table: ``out/<name>``, with ``-paper`` or ``-workstation`` at the end for these scales.
 
     Raises:
         ValueError: If there is no such table, scale, or number of seeds, or kept results or data are damaged.
@@ -128,7 +187,8 @@ def make(
         RuntimeError: If all trainings failed; the text is what the first one said.
         KeyboardInterrupt: After Ctrl-C, when all trainings have saved.
     """
-    table = _find(name)
+    table = find(name)
+    name = table.name
     configs = _configs(table, scale, seeds)
     found, kept = gather(configs, runs, out)
     missing = _missing(configs, found, kept)
@@ -157,12 +217,6 @@ def make(
     remarks = _remarks(configs, records, failures)
     table.write(folder, Material(scale, seeds, records, train, remarks, progress))
     return folder
-
-
-def _find(name: str) -> Table:
-    if name not in TABLES:
-        raise ValueError(f"There is no table {name!r}.{nearest(name, TABLES)} There are: {', '.join(TABLES)}.")
-    return TABLES[name]
 
 
 def _configs(table: Table, scale: Scale, seeds: int) -> list[Config]:
@@ -204,4 +258,4 @@ def _some(items: list[str]) -> str:
     return ", ".join(items[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-__all__ = ["TABLES", "Table", "Material", "names", "describe", "plan", "status", "make"]
+__all__ = ["TABLES", "Table", "Material", "names", "find", "in_paper", "describe", "plan", "status", "make"]

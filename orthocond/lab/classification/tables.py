@@ -196,7 +196,7 @@ TABLES: tuple[Table, ...] = (
     _decorrelated(
         "cifar-resnet50",
         "Decorrelated batch normalization on CIFAR-10 and CIFAR-100",
-        "All main methods, on the data of the paper's first table.",
+        "All main methods on both.",
         _MAIN,
         (
             _DIFFERENCES,
