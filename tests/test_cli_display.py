@@ -90,10 +90,16 @@ def test_quiet_prints_nothing(console):
 
 @pytest.mark.parametrize(
     ("terminal", "variables", "plain"),
-    [(True, {}, False), (False, {}, True), (True, {"CI": "true"}, True), (True, {"NO_COLOR": "1"}, True)],
+    [
+        (True, {}, False),
+        (False, {}, True),
+        (True, {"CI": "true"}, True),
+        (True, {"NO_COLOR": "1"}, True),
+        (True, {"JPY_PARENT_PID": "7"}, True),
+    ],
 )
-def test_plain_without_a_terminal_in_ci_and_without_color(terminal, variables, plain, monkeypatch):
-    for name in ("CI", "NO_COLOR"):
+def test_plain_without_a_terminal_in_ci_without_color_and_in_a_cell(terminal, variables, plain, monkeypatch):
+    for name in ("CI", "NO_COLOR", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -102,7 +108,7 @@ def test_plain_without_a_terminal_in_ci_and_without_color(terminal, variables, p
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_bars_from_several_threads(count, monkeypatch):
-    for name in ("CI", "NO_COLOR"):
+    for name in ("CI", "NO_COLOR", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     names = [f"method{i}" for i in range(count)]

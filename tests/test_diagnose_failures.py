@@ -29,6 +29,18 @@ def test_nan_in_the_forward():
     assert json.loads(found.to_json())["failures"][0]["layer"] == "1.1"
 
 
+def test_a_gradient_that_is_not_finite_has_no_rank():
+    class Root(nn.Module):
+        def forward(self, x):
+            return (x * 0).sqrt()
+
+    found = diagnose(nn.Sequential(nn.Conv2d(3, 4, 3), Root()), IMAGES, lambda y: y.mean())
+    assert (found.failures[0].stage, found["0"].gradient_rank) == ("backward", None)
+    row = next(line for line in str(found).splitlines() if line.startswith("0 "))
+    assert row.rstrip().endswith("-")
+    assert "None" not in row
+
+
 class Overflow(nn.Module):
     def forward(self, x):
         grown = (100 * x.square() + 100).exp()

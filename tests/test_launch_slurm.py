@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -319,6 +320,27 @@ def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["table", "gcp", "--executor", "slurm"]) == 1
     assert "There is no Slurm here (sbatch)" in capsys.readouterr().err
+
+
+def test_what_sbatch_refuses_is_said_with_what_to_check(tmp_path, cloud, monkeypatch):
+    from submitit.core.utils import FailedJobError
+
+    class Executor:
+        def update_parameters(self, **_):
+            pass
+
+        @contextmanager
+        def batch(self):
+            yield
+            raise FailedJobError("sbatch: error: invalid partition specified: gpus\n")  # as submitit does, at the end
+
+        def submit(self, _):
+            return SimpleNamespace()
+
+    monkeypatch.setattr("submitit.SlurmExecutor", lambda *_, **__: Executor())
+    words = "Slurm did not take the jobs. sbatch says: .*invalid partition specified: gpus\nCheck the options"
+    with pytest.raises(RuntimeError, match=words):
+        _slurm().submit(_runs(tmp_path), None)
 
 
 # Status

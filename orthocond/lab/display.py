@@ -19,10 +19,12 @@ _MANY = 8  # trainings of which all keep their bars; of more, those that run
 _ALL = "all"
 
 
+_PLAIN = ("CI", "NO_COLOR", "JPY_PARENT_PID")  # Jupyter sets the last one; what `!command` prints looks like a terminal
+
+
 def is_plain(console: Console | None = None) -> bool:
-    """Whether to print lines instead of bars: no terminal, continuous integration, or NO_COLOR."""
-    terminal = (console or Console()).is_terminal
-    return not terminal or bool(os.environ.get("CI")) or bool(os.environ.get("NO_COLOR"))
+    """Whether to print lines instead of bars: no terminal, continuous integration, NO_COLOR, or a cell of a notebook."""
+    return not (console or Console()).is_terminal or any(os.environ.get(name) for name in _PLAIN)
 
 
 def is_notebook() -> bool:

@@ -224,8 +224,8 @@ def _cells(row: LayerDiagnosis) -> Sequence[str]:
 
 
 def _or_rank(condition: float | None, rank: int | None) -> str:
-    """The condition number; where that is none, the rank is what there is to say."""
-    return number(condition) if condition is None or math.isfinite(condition) else f"rank {rank}"
+    """The condition number; where that is none, the rank is what there is to say, if there is one."""
+    return number(condition) if rank is None or condition is None or math.isfinite(condition) else f"rank {rank}"
 
 
 def number(value: float | None) -> str:

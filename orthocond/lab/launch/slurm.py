@@ -139,8 +139,15 @@ class Slurm:
             for run in array:
                 (run.path / PROGRESS).unlink(missing_ok=True)
             trainings = [JobOfTraining(run.path.resolve(), self._data_root, self._cluster) for run in array]
-            with executor.batch():
-                jobs = [executor.submit(training) for training in trainings]
+            try:
+                with executor.batch():
+                    jobs = [executor.submit(training) for training in trainings]
+            except RuntimeError as error:  # submitit's FailedJobError, whose text is what sbatch said
+                raise RuntimeError(
+                    f"Slurm did not take the jobs. sbatch says: {str(error).strip() or 'nothing'}\n"
+                    "Check the options (partition, time, gpus, account as --option account=NAME), or try again where "
+                    "jobs are submitted."
+                ) from error
             for run, job in zip(array, jobs, strict=True):
                 before, saved = read_job(run.path) if again else None, run.status.saved or 0
                 fruitless = before.fruitless + 1 if before is not None and saved <= before.saved else 0
