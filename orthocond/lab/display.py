@@ -23,7 +23,7 @@ _PLAIN = ("CI", "NO_COLOR", "JPY_PARENT_PID")  # Jupyter sets the last one; what
 
 
 def is_plain(console: Console | None = None) -> bool:
-    """Whether to print lines instead of bars: no terminal, continuous integration, NO_COLOR, or a cell of a notebook."""
+    """Whether to print lines instead of bars: no terminal, continuous integration, NO_COLOR, or a notebook."""
     return not (console or Console()).is_terminal or any(os.environ.get(name) for name in _PLAIN)
 
 
