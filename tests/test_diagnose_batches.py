@@ -34,6 +34,14 @@ def test_a_loader_and_no_loss():
         diagnose(model, iter([]))
 
 
+@pytest.mark.parametrize("form", ["batch", "batch[0]"])
+def test_advice_names_the_input_as_the_batch_has_it(form):
+    images = IMAGES.cumsum(-1).cumsum(-2)
+    batch = {"batch": images, "batch[0]": (images, LABELS)}[form]
+    advice = diagnose(stem(), batch, lambda y, *_: y.mean())["conv1"].advice
+    assert f"oc.whitening_init_(model.conv1, {form})" in [each.code for each in advice]
+
+
 def test_batches_of_a_loader_move_to_the_device_of_the_model():
     loader = DataLoader([{"image": torch.ones(3), "label": 1, "id": "a"}], batch_size=1)
     found = first_batch(nn.Linear(3, 2, device="meta"), loader)
