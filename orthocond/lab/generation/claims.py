@@ -5,7 +5,7 @@ from typing import Any
 from orthocond.lab.config import Config, Scale, change, find_scale
 from orthocond.lab.generation.config import GanMethod
 from orthocond.lab.generation.presets import PRESETS
-from orthocond.lab.generation.tables import eigen_label, label
+from orthocond.lab.generation.tables import SPRITES_STIEFEL, eigen_label, form_of, label
 from orthocond.lab.tables.comparison import Measure
 from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term
 from orthocond.lab.tables.table import Table
@@ -25,8 +25,7 @@ _SGD: dict[str, Any] = {"schedule.optimizer": "sgd", "schedule.lr": 0.05, "sched
 
 def _arm(view: str, method: GanMethod, preset: str = "gan-sprites", **settings: Any) -> Arm:
     def config(scale: Scale, seed: int) -> Config:
-        form = {"method.name": method.name, "method.olr": method.olr}
-        return change(find_scale(PRESETS, preset, scale), form | settings | {"seed": seed})
+        return change(find_scale(PRESETS, preset, scale), form_of(method) | settings | {"seed": seed})
 
     name = (eigen_label if preset.startswith("eigengan") else label)(method)
     name += " with SGD" if settings else ""
@@ -38,7 +37,7 @@ def _against(claim: str, one: Arm, other: Arm, **settings: Any) -> Contrast:
     return Contrast(claim, f"{one.label} − {other.label}", terms, settings.pop("seeds", _TEN), **settings)
 
 
-_NONE, _OW, _STIEFEL = GanMethod(), GanMethod("ow"), GanMethod("stiefel")
+_NONE, _OW, _STIEFEL = GanMethod(), GanMethod("ow"), SPRITES_STIEFEL
 _EXACT, _PAPER = GanMethod("nog+olr"), GanMethod("nog+olr", olr="paper")
 _RIVALS = tuple(map(GanMethod, ("orojar", "hp", "lvp")))
 _JOINT, _AXES = _arm("joint", _NONE), _arm("axes", _NONE)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from orthocond.lab.config import Config, Scale, change, find_scale
 from orthocond.lab.generation import paper
@@ -41,6 +42,11 @@ def eigen_label(method: GanMethod) -> str:
     return "EigenGAN (OL)" if method.name == "ol" else label(method)
 
 
+def form_of(method: GanMethod) -> dict[str, Any]:
+    """The settings of a row, whatever the preset is; all others are the preset's."""
+    return {f"method.{name}": getattr(method, name) for name in ("name", "nog_of", "olr", "stiefel_scale")}
+
+
 @dataclass(frozen=True)
 class GanExperiment(Experiment):
     """A GAN on one data set: a row has the name of a method, whose settings are those of the preset at each scale."""
@@ -48,8 +54,7 @@ class GanExperiment(Experiment):
     def config(self, scale: Scale, method: GanMethod, seed: int) -> Config:
         """The configuration of one training."""
         base = find_scale(self.presets, self.preset, scale)
-        form = {"method.name": method.name, "method.nog_of": method.nog_of, "method.olr": method.olr}
-        return change(base, form | {"seed": seed})
+        return change(base, form_of(method) | {"seed": seed})
 
     def named(self, scale: Scale) -> "GanExperiment":
         """The same with a heading that says which network, which images and of which size there are at a scale."""
@@ -115,7 +120,8 @@ _IMAGES = {
     "buildings-64": "buildings",
 }
 _NAMES = ("none", "stiefel", *GRAMMAR.names[1:])
-_ALL = tuple(map(GanMethod, _NAMES))
+SPRITES_STIEFEL = GanMethod("stiefel", stiefel_scale=10.0)  # chosen among 10, 30 and 100 on seed 100
+_ALL = tuple(SPRITES_STIEFEL if name == "stiefel" else GanMethod(name) for name in _NAMES)
 _FORMS = (
     GanMethod("nog", nog_of="update"),
     GanMethod("nog+olr", nog_of="update"),
