@@ -5,6 +5,8 @@ import torch
 
 import orthocond
 
+collect_ignore = ["docs/_ext/pages.py"]  # an extension of Sphinx, which tests do not need
+
 
 @pytest.fixture(autouse=True)
 def _quiet_machine():
