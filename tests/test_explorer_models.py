@@ -147,6 +147,7 @@ def test_an_address_of_nonsense_is_the_start(opened, quadrants):
     assert tab.problems == []
 
 
+@pytest.mark.slow  # a time; `make test-slow` measures it on a quiet machine
 @pytest.mark.parametrize("size", [32, 64])
 def test_the_first_picture_costs_3_s_and_an_update_50_ms_on_one_core(browser, opened, size):
     """The time that all threads of the browser compute, whatever else the machine does; the least of some tries."""
