@@ -64,8 +64,9 @@ def choose(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
 
 def _counts(record: Record) -> bool:
     config = record.config
-    here = (config.preset, config.scale, config.seed, config.data.validation) == (_PRESET, "laptop", SEED, VALIDATION)
-    return here and record.finished and record.evaluation is not None
+    if (config.preset, config.scale, config.seed) != (_PRESET, "laptop", SEED) or config.data.validation != VALIDATION:
+        return False
+    return record.finished and record.evaluation is not None
 
 
 def _choice(tried: Sequence[Record]) -> dict[str, Any]:
