@@ -3,6 +3,7 @@
 They take half an hour on one core: ``make test-paper-scale``.
 """
 
+import gc
 import json
 from dataclasses import replace
 
@@ -48,6 +49,7 @@ def _record(config, folder):
         run = Run.create(folder, "run", short)
         assert experiments.train(short, run) == 0, name_of(config)
         _trained[config] = replace(read_run(run, short), config=config, path=None)
+        gc.collect()  # networks and their hooks are cycles of a gigabyte
     return _trained[config]
 
 
@@ -74,3 +76,5 @@ def test_generators_make_two_steps(name, tmp_path):
             assert stepper.time(2), name_of(config)
             assert all(bool(p.isfinite().all()) for p in stepper.task.module.parameters()), name_of(config)
             _trained[config] = True
+            del stepper
+            gc.collect()
