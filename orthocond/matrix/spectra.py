@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import check_floating, check_not_negative, check_square
-from orthocond._html import table
 from orthocond.matrix import decompose
 from orthocond.matrix.symmetric import symmetric_part
 
@@ -70,7 +69,8 @@ class Spectrum:
             ("smallest eigenvalue", _range(self.smallest, ".3g")),
             ("effective rank", _range(self.effective_rank, ".3g")),
         ]
-        return table(("spectrum", "value"), rows, right=(1,))
+        cells = "".join(f'<tr><td>{name}</td><td style="text-align: right">{value}</td></tr>' for name, value in rows)
+        return f"<table><thead><tr><th>spectrum</th><th>value</th></tr></thead><tbody>{cells}</tbody></table>"
 
 
 def _range(values: Tensor, form: str) -> str:
