@@ -43,6 +43,7 @@ def known_exhibit():
 def pages(browser, tmp_path):
     """Open a page and wait until it has drawn; messages of the console are errors."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True, offline=True)
+    context.set_default_timeout(120_000)  # milliseconds: what is waited for is a state, however busy the machine is
     context.grant_permissions(["clipboard-read", "clipboard-write"])
 
     def go(exhibits, state=None, width=1280):
@@ -54,9 +55,7 @@ def pages(browser, tmp_path):
         tab.on("pageerror", lambda error: tab.problems.append(str(error)))
         tab.on("request", lambda request: tab.problems.append(request.url) if request.url.startswith("http") else None)
         tab.goto(file.as_uri() + (f"#{state}" if state else ""))
-        tab.wait_for_function(
-            "document.body.dataset.ready === 'true' || !document.getElementById('problem').hidden", timeout=60_000
-        )
+        tab.wait_for_function("document.body.dataset.ready === 'true' || !document.getElementById('problem').hidden")
         return tab
 
     yield go
@@ -67,7 +66,7 @@ def settled(tab, action):
     """Do something and wait for the pictures that follow."""
     before = int(tab.evaluate("document.body.dataset.updates"))
     action()
-    tab.wait_for_function(f"Number(document.body.dataset.updates) > {before} && !busy && !again", timeout=30_000)
+    tab.wait_for_function(f"Number(document.body.dataset.updates) > {before} && !busy && !again")
 
 
 def pixels(tab, selector="#panels canvas"):

@@ -135,7 +135,7 @@ def test_a_rectangle_finds_the_direction_that_acts_in_it(opened, quadrants):
         tab.mouse.up()
 
     draw()
-    tab.wait_for_function("active().kind === 'region' && !busy", timeout=30_000)
+    tab.wait_for_function("active().kind === 'region' && !busy")
     vector = tab.evaluate("kindOf(active()).directions[0].vector")
     assert abs(vector[1]) == pytest.approx(1, abs=1e-3)  # the quadrant at the top right
     first = tab.evaluate("kindOf(active()).directions[0]")
@@ -252,7 +252,7 @@ def test_a_region_is_drawn_by_keyboard_and_removed_and_undone(opened, quadrants)
         settled(tab, lambda: tab.keyboard.press("Shift+ArrowRight"))
         settled(tab, lambda: tab.keyboard.press("Shift+ArrowDown"))
     settled(tab, lambda: tab.keyboard.press("Enter"))
-    tab.wait_for_function("active().kind === 'region' && !busy", timeout=30_000)
+    tab.wait_for_function("active().kind === 'region' && !busy")
     assert abs(tab.evaluate("kindOf(active()).directions[0].vector")[0]) == pytest.approx(1, abs=1e-3)
     settled(tab, lambda: tab.click("#clear-region"))
     assert tab.evaluate("[state.region, active().kind]") == [None, "axes"]

@@ -80,7 +80,7 @@ def test_scores_and_factors_stand_beside_a_direction_where_they_are_known(opened
     tab = opened([replace(quadrants, kinds=(known, quadrants.kinds[1]))])
     place = tab.evaluate("kindOf(active()).directions.findIndex(d => d.name === 'z0')")
     facts = tab.locator(".facts")
-    assert "predictability 0.91" in facts.nth(place).inner_text()
+    assert "predictability 0.910" in facts.nth(place).inner_text()
     assert "changes hue 73 %, x 24 %" in facts.nth(place).inner_text()
     assert "predictability" not in facts.nth((place + 1) % 4).inner_text()
     tab.click("summary")
@@ -89,9 +89,21 @@ def test_scores_and_factors_stand_beside_a_direction_where_they_are_known(opened
     assert "How often a network tells" not in tab.inner_text("#meanings")
 
 
+def test_numbers_have_three_significant_digits_and_no_exponents(opened, quadrants):
+    tab = opened([quadrants])
+    values = [0, 0.5, -0.5, 0.98765, 0.9999, 12.345, 1234.5, 0.0012345, 1.2345e-7, -9.999e-5, 1.2345e6, 3]
+    assert tab.evaluate("values => values.map(significant)", values) == [
+        *("0", "0.500", "−0.500", "0.988", "1.00", "12.3", "1230", "0.00123"),
+        *("1.23 × 10⁻⁷", "−1.00 × 10⁻⁴", "1.23 × 10⁶", "3.00"),
+    ]  # fmt: skip
+    assert tab.evaluate("[1.5, -1.5, -0.001].map((v) => fixed(v))") == ["1.50", "−1.50", "0.00"]
+    slide(tab, 0, -1.5)
+    assert tab.inner_text(".direction output >> nth=0") == "−1.50"
+
+
 def test_every_direction_has_a_preview(opened, quadrants):
     tab = opened([quadrants])
-    tab.wait_for_function("Number(document.body.dataset.previews) > 0", timeout=30_000)
+    tab.wait_for_function("Number(document.body.dataset.previews) > 0")
     for i in range(4):
         place = place_of(tab, f".direction input[type=text] >> nth={i}")
         preview = pixels(tab, f".direction:nth-child({i + 1}) canvas").mean(2)

@@ -39,7 +39,7 @@ function show() {
   showPanels();
   for (const id of ["seed", "samples", "truncation", "mode", "tool"]) $(id).value = state[id];
   $("heat").checked = state.heat;
-  $("truncation-value").textContent = Number(state.truncation).toFixed(2);
+  $("truncation-value").textContent = fixed(state.truncation);
   $("clear-region").hidden = !state.region;
   for (const label of document.querySelectorAll(".walks")) label.hidden = state.tool !== "walk";
   const walks = state.tool === "walk" ? "Drag on a picture, or use the arrow keys, to walk along two directions."
@@ -80,8 +80,8 @@ function syncRow(i) {
   row.classList.toggle("picked", i === state.picked);
   pick.checked = i === state.picked;
   if (Number(slider.value) !== stands) slider.value = stands;
-  output.textContent = value === null ? "–" : value.toFixed(2);
-  slider.setAttribute("aria-valuetext", value === null ? "not moved" : `${value.toFixed(2)} sigma`);
+  output.textContent = value === null ? "–" : fixed(value);
+  slider.setAttribute("aria-valuetext", value === null ? "not moved" : `${fixed(value)} sigma`);
 }
 
 function element(tag, properties = {}, attributes = {}, ...children) {
@@ -114,7 +114,7 @@ function factsOf(kind, direction, i) {
   const facts = element("div", { className: "facts", id: `facts-${i}` }, {}, element("span", { className: "bar" }, { "aria-hidden": "true" }));
   facts.firstChild.append(element("span")); facts.firstChild.firstChild.style.width = `${(100 * size(direction)) / most}%`;
   const numbers = { effect: direction.effect, importance: differs(kind) ? direction.importance : null, ...direction.scores };
-  for (const [key, value] of Object.entries(numbers)) if (value != null) facts.append(element("span", { textContent: `${key} ${Number(value.toPrecision(3))}` }));
+  for (const [key, value] of Object.entries(numbers)) if (value != null) facts.append(element("span", { textContent: `${key} ${significant(value)}` }));
   const shares = sharesOf(direction.factors);
   if (shares.length) facts.append(element("span", { className: "changes", textContent: `changes ${shares.join(", ")}` }));
   const group = kind.ties.find((g) => g.includes(i));
@@ -265,7 +265,7 @@ function connect() {
   on("down", "change", (e) => { state.down = Number(e.value); });
   on("reset", "click", () => { state = { ...structuredClone(START), panels: state.panels, names: state.names, loaded: state.loaded, tool: state.tool }; draft = null; },
     () => "Everything is as at the start; names are kept.");
-  $("truncation").addEventListener("input", (e) => { state.truncation = Number(e.target.value); $("truncation-value").textContent = state.truncation.toFixed(2); changed(false); });
+  $("truncation").addEventListener("input", (e) => { state.truncation = Number(e.target.value); $("truncation-value").textContent = fixed(state.truncation); changed(false); });
   $("truncation").addEventListener("change", () => changed());
   $("undo").addEventListener("click", () => undo().catch(fail));
   $("clear-region").addEventListener("click", removeRegion);

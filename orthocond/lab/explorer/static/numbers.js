@@ -1,4 +1,15 @@
-// Random latents and small matrices.
+// Numbers as text, random latents and small matrices.
+
+const minus = (text) => (/[1-9]/.test(text) ? text.replace("-", "−") : text.replace("-", ""));
+const fixed = (value, digits = 2) => minus(value.toFixed(digits));
+
+// Three significant digits: 0.500, 12.3, 1230; a power of ten where zeros would have to be counted.
+function significant(value) {
+  const [digits, power] = value.toExponential(2).split("e").map(Number);
+  if (value === 0) return "0";
+  if (power < -3 || power > 4) return `${fixed(digits)} × 10${[...String(power)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("")}`;
+  return fixed(Number(value.toPrecision(3)), Math.max(0, 2 - power));
+}
 
 function randomNumbers(seed) {
   let state = seed >>> 0;

@@ -1,8 +1,8 @@
 // What is drawn: pictures, heat maps, strips, and a preview of each direction.
 
 const STRIP = [-3, -2, -1, 0, 1, 2, 3], PREVIEW = [-3, -1.5, 0, 1.5, 3];  // values of the slider
-const SLOW = 100;  // milliseconds of the quickest picture, above which there are no previews
-let models = [], views = [], rows = [], state, busy = false, again = false, shown = [], previewing = 0, quickest = Infinity;
+const SLOW = 100;  // milliseconds of a picture, above which there are no previews
+let models = [], views = [], rows = [], state, busy = false, again = false, shown = [], previewing = 0;
 
 const $ = (id) => document.getElementById(id);
 const say = (text) => { $("status").textContent = text; };
@@ -41,6 +41,7 @@ function standing(panel, sample, i) {
   return direction ? dot(latentOf(panel, sample), direction.vector) / modelOf(panel).sigma : 0;
 }
 
+const pause = (milliseconds = 0) => new Promise((resolve) => setTimeout(resolve, milliseconds));  // in which the browser draws
 const samples = () => [...Array(state.samples).keys()];
 
 async function refresh() {
@@ -52,6 +53,7 @@ async function refresh() {
       await drawPanels();
       await overlays();
     } while (again);
+    await pause();
     await strips();
     $("problem").hidden = true;
   } catch (error) { fail(error); } finally { busy = false; }
@@ -70,12 +72,11 @@ async function drawPanels() {
   const spent = performance.now() - start, count = state.panels.length * state.samples;
   document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
   document.body.dataset.milliseconds = spent.toFixed(1);
-  quickest = Math.min(quickest, spent / count);
   $("speed").textContent = `${spent.toFixed(0)} ms for ${count} picture${count > 1 ? "s" : ""}`;
 }
 
 function describe(panel) {
-  const set = valuesOf(kindOf(panel)).map((v, i) => (v ? `${nameOf(panel, i)} ${v.toFixed(1)}` : "")).filter(Boolean);
+  const set = valuesOf(kindOf(panel)).map((v, i) => (v ? `${nameOf(panel, i)} ${fixed(v, 1)}` : "")).filter(Boolean);
   const keys = state.tool === "walk" ? "Arrow keys walk." : "Arrow keys move the rectangle, with Shift they resize it, Enter finds its directions.";
   return `${modelOf(panel).name}, seed ${state.seed}${set.length ? `, ${set.join(", ")}` : ""}. ${keys}`;
 }
@@ -137,10 +138,10 @@ async function strips() {
 // A small strip beside each slider, while nothing else is to be done.
 async function previews() {
   const mine = ++previewing, panel = active();
-  if (quickest > SLOW) return;
+  if (modelOf(panel).quickest > SLOW) return;
   try {
     for (const [i, row] of rows.entries()) {
-      await new Promise((resolve) => setTimeout(resolve, i ? 0 : 120));
+      await pause(i ? 0 : 120);
       if (mine !== previewing || busy) return;
       const batch = await modelOf(panel).images(PREVIEW.map((t) => latentOf(panel, 0, { [i]: t })));
       if (mine !== previewing) return;

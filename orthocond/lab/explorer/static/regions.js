@@ -23,7 +23,7 @@ async function kindOfRegion(model, { box, seed }) {
   let pixels = 0;
   for (let s = 0; s < REGION_SAMPLES; s++) {
     say(`Finding the directions of the region in ${model.name}: ${s + 1} of ${REGION_SAMPLES}.`);
-    await new Promise((resolve) => setTimeout(resolve));  // so that it is drawn
+    await pause();
     const z = latent(seed, s, model.size, model.prior);
     const batch = await model.images(basis.flatMap((d) => [-h, h].map((t) => z.map((x, j) => x + t * d[j]))));
     gather(batch, basis.length, box, inside, outside);

@@ -1,7 +1,12 @@
 // The generators: unpacked from the page, run by ONNX Runtime.
 
 const payload = (id) => document.getElementById(id).textContent.trim();
-const bytesOf = (id) => Uint8Array.from(atob(payload(id)), (c) => c.charCodeAt(0));
+const bytesOf = (id) => {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(payload(id));
+  const text = atob(payload(id)), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+};
 const unzipped = async (id) =>
   new Uint8Array(await new Response(new Blob([bytesOf(id)]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
 const imported = async (id) => {
@@ -11,39 +16,38 @@ const imported = async (id) => {
 
 async function loadModels(descriptions) {
   if (typeof DecompressionStream === "undefined") throw new Error("This browser is too old: it has no DecompressionStream.");
-  const ort = await imported("ort");
+  const [ort, wasm] = await Promise.all([imported("ort"), unzipped("ort-wasm")]);
   ort.env.wasm.numThreads = 1;
-  ort.env.wasm.wasmBinary = await unzipped("ort-wasm");
+  ort.env.wasm.wasmBinary = wasm;
   const models = [];
   for (const description of descriptions) {
     try {
       const session = await ort.InferenceSession.create(await unzipped(description.onnx), { executionProviders: ["wasm"] });
-      const model = new Model(ort, session, description);
-      await model.images([latent(0, 0, model.size, model.prior)]);
-      models.push(model);
-    } catch (error) {
-      throw new Error(`The generator ${description.name} cannot run in this page: ${error.message}`);
-    }
+      models.push(new Model(ort, session, description));
+    } catch (error) { throw unable(description, error); }
   }
   return models;
 }
+
+const unable = ({ name }, error) => new Error(`The generator ${name} cannot run in this page: ${error.message}`);
 
 class Model {
   constructor(ort, session, description) {
     Object.assign(this, { ort, session, ...description });
     this.size = description.z_dim;
     this.queue = Promise.resolve();
+    this.quickest = Infinity;  // milliseconds of a picture
   }
 
   // Pictures of latents as { width, height, channels, data }, data in [0, 1] and N x C x H x W. One call at a time.
   images(latents) {
-    const result = this.queue.then(() => this.run(latents));
+    const result = this.queue.then(() => this.run(latents)).catch((error) => { throw unable(this, error); });
     this.queue = result.catch(() => {});
     return result;
   }
 
   async run(latents) {
-    const parts = [];
+    const parts = [], start = performance.now();
     const step = this.batch ?? latents.length;
     for (let start = 0; start < latents.length; start += step) {
       const part = latents.slice(start, start + step);
@@ -61,6 +65,7 @@ class Model {
     const [low, high] = this.range;
     for (let i = 0; i < data.length; i++) data[i] = (data[i] - low) / (high - low);
     if (data.some(Number.isNaN)) throw new Error("its pixels are not numbers.");
+    this.quickest = Math.min(this.quickest, (performance.now() - start) / count);
     return { count, channels, height, width, length, data };
   }
 }
