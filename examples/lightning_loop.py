@@ -1,8 +1,8 @@
 """A Lightning loop: whitening, treated steps and the condition number in the log.
 
-`treat` belongs into configure_optimizers, where the optimizer is made; optimizer_step makes the gradient before it. The
-monitor starts and stops with the fit, and what it records goes through `self.log`. Lightning clips gradients inside its
-own step, so clip in optimizer_step if you need it. Needs `pip install lightning`.
+`treat` is one line in configure_optimizers, where the optimizer is made. Gradients that Lightning clips are clipped
+before it. The monitor starts and stops with the fit, and what it records goes through `self.log`. Needs
+`pip install lightning`.
 """
 
 import logging
@@ -43,10 +43,6 @@ class Classifier(lightning.LightningModule):
         if self.monitor.history:
             self.log("condition", self.monitor.history[-1]["condition"])
         return loss
-
-    def optimizer_step(self, epoch, index, optimizer, closure):
-        closure()  # Lightning would call it inside the step, but a treatment needs the gradient before
-        optimizer.optimizer.step()
 
     def on_train_end(self):
         self.monitor.stop()

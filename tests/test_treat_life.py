@@ -3,6 +3,7 @@ import gc
 import math
 import pickle
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from orthocond.matrix import polar
-from orthocond.steps import NearestOrthogonal, OptimalLR, treat
+from orthocond.steps import NearestOrthogonal, OptimalLR, Stiefel, treat
 from tests.steps_helpers import batch, goes_on, network, train
 
 NOG = NearestOrthogonal()
@@ -28,11 +29,24 @@ def treated(**settings):
     return model, optimizer, treat(model[0], optimizer, **(settings or {"gradient": NOG}))
 
 
-@pytest.mark.parametrize("call", [lambda o, c: o.step(c), lambda o, c: o.step(closure=c)])
-def test_a_closure_is_refused(call):
-    _, optimizer, _ = treated()
-    with pytest.raises(RuntimeError, match=r"no closure.*backward"):
-        call(optimizer, lambda: 1.0)
+def test_lbfgs_is_refused():
+    model = network()
+    with pytest.raises(TypeError, match=r"LBFGS computes many gradients in a step.*such as SGD or Adam"):
+        treat(model[0], torch.optim.LBFGS(model.parameters()), gradient=NOG)
+
+
+def test_a_closure_that_is_called_twice_is_refused():
+    class Twice(torch.optim.SGD):
+        def step(self, closure=None):
+            with torch.enable_grad():
+                closure()
+            return super().step(closure)
+
+    model = network()
+    optimizer = Twice(model.parameters(), lr=0.1)
+    treat(model[0], optimizer, gradient=NOG)
+    with pytest.raises(RuntimeError, match=r"one gradient a step; Twice has called its closure again"):
+        optimizer.step(lambda: model(batch()[0]).sum().backward())
 
 
 @pytest.mark.parametrize(
@@ -248,3 +262,71 @@ def test_a_compiled_model_has_the_same_losses(backend):
         treat(m[0], optimizer, gradient=NOG, lr=EXACT)
         losses.append(train(call, optimizer, data))
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+# --- closures --------------------------------------------------------------------------------------------------------
+
+
+class Nested(torch.optim.SGD):
+    """Its step calls that of the base class, so torch calls all hooks twice."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("call", [lambda o, c: o.step(c), lambda o, c: o.step(closure=c)], ids=["position", "name"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, Nested])
+@pytest.mark.parametrize(
+    "settings",
+    [{"gradient": NOG, "lr": EXACT}, {"lr": PAPER}, {"gradient": UPDATE}, {"manifold": Stiefel(momentum=0.9)}],
+    ids=["nog+olr", "olr-paper", "update", "stiefel"],
+)
+def test_a_step_with_a_closure_is_that_after_backward(call, kind, settings):
+    data, model = [batch() for _ in range(3)], network()
+    twin = copy.deepcopy(model)
+    optimizers = [kind(m.parameters(), lr=0.1) for m in (model, twin)]
+    handles = [treat(m[0], o, **settings) for m, o in zip((model, twin), optimizers, strict=True)]
+    train(model, optimizers[0], data)
+    losses = []
+
+    def closure(x, y):
+        optimizers[1].zero_grad()
+        loss = nn.functional.mse_loss(twin(x), y)
+        loss.backward()
+        losses.append(loss)
+        return loss
+
+    for pair in data:
+        assert call(optimizers[1], partial(closure, *pair)) is losses[-1]
+    assert len(losses) == 3  # called exactly once a step
+    assert torch.equal(twin[0].weight, model[0].weight)
+    found, expected = (h.statistics[0] for h in reversed(handles))
+    assert (found.steps, found.rates, found.shortened) == (3, expected.rates, expected.shortened)
+    for step, spectrum in expected.spectra.items():
+        assert torch.equal(found.spectra[step], spectrum)
+
+
+def test_two_treatments_act_after_one_closure_in_the_order_of_their_calls():
+    data, model = [batch() for _ in range(2)], network()
+    twin = copy.deepcopy(model)
+    plain, closing = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    treat(model[0], plain, gradient=NOG, lr=PAPER)
+    treat(twin[0], closing, gradient=NOG)
+    treat(twin[0], closing, lr=PAPER)
+    train(model, plain, data)
+    for x, y in data:
+        closing.zero_grad()
+        closing.step(lambda x=x, y=y: nn.functional.mse_loss(twin(x), y).backward())
+    assert torch.equal(twin[0].weight, model[0].weight)
+
+
+def test_a_closure_that_fails_leaves_the_treatment_in_place():
+    model, optimizer, handle = treated()
+
+    def fails():
+        raise KeyError("no data")
+
+    with pytest.raises(KeyError, match="no data"):
+        optimizer.step(fails)
+    train(model, optimizer, [batch()])
+    assert handle.statistics[0].steps == 1

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from orthocond._checks import check_count, check_not_negative
+from orthocond._closures import Arguments, after_closure
 from orthocond._layers import groups_of
 from orthocond.layers import SVDLayer
 from orthocond.matrix import solver_failures
@@ -41,8 +42,8 @@ class ConditionMonitor:
     Covariances are those that the layers compute anyway in training forwards; evaluation is not recorded. A step is one
     of the optimizer that moves the Pre-SVD weight. Gradients are read when that step begins, before the treatments of
     `treat`: accumulated, averaged by DDP, unscaled, and not yet made orthogonal. A parametrized weight counts as the
-    layer uses it, and its gradient is that of the raw parameter. Weights are read before the step too. A step with a
-    closure shows no gradient, as there is none when it begins. Loops without a torch optimizer call `step`.
+    layer uses it, and its gradient is that of the raw parameter. Weights are read before the step too. In
+    ``step(closure)`` both are read after the first call of the closure. Loops without a torch optimizer call `step`.
 
     It neither copies nor wraps anything: the model can be copied, pickled, evaluated, compiled or wrapped in
     DistributedDataParallel meanwhile, and several monitors can watch one model. Facts are computed in float64 when 16
@@ -282,13 +283,21 @@ class ConditionMonitor:
 
         return register_module_forward_hook(after_forward)
 
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         # An optimizer whose step calls that of its base class calls each hook twice; for the second call treatments
         # have acted already. After a step that failed there is another forward.
-        if (self._stepping is None or self._forwarded) and self._is_clock(optimizer):
-            self._stepping, self._forwarded = optimizer, False
-            closure = (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
-            self._read_weights(getattr(optimizer, "grad_scale", None), gradients=not closure)
+        if not ((self._stepping is None or self._forwarded) and self._is_clock(optimizer)):
+            return None
+        self._stepping, self._forwarded = optimizer, False
+
+        def read(calls: int = 1) -> None:
+            if calls == 1:
+                self._read_weights(getattr(optimizer, "grad_scale", None))
+
+        arguments = after_closure(args, kwargs, read)
+        if arguments is None:
+            read()
+        return arguments
 
     def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         if self._stepping is optimizer:
@@ -304,7 +313,7 @@ class ConditionMonitor:
         return any(p is first for group in optimizer.param_groups for p in group["params"])
 
     @torch.no_grad()
-    def _read_weights(self, grad_scale: Tensor | None = None, *, gradients: bool = True) -> None:
+    def _read_weights(self, grad_scale: Tensor | None = None) -> None:
         self._take_trace()
         if self._step % self.every:
             return
@@ -316,7 +325,7 @@ class ConditionMonitor:
             groups = groups_of(w.pre_svd.module, w.pre_svd.attribute)
             self._spectra.add_matrix(w.record, "weight_", w.pre_svd.weight(), groups)
             gradient = getattr(w.parameter(), "grad", None)
-            if gradients and gradient is not None and gradient.layout is torch.strided:
+            if gradient is not None and gradient.layout is torch.strided:
                 gradient = gradient if grad_scale is None else gradient / grad_scale
                 self._spectra.add_matrix(w.record, "gradient_", gradient, groups)
 

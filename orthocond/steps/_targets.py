@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from orthocond._layers import find_matrices, groups_of, raw_parameter
 from orthocond.steps._weight import Weight
@@ -29,6 +29,11 @@ def find_optimizer(optimizer: object) -> Optimizer:
         raise TypeError(
             f"{type(optimizer).__name__} makes its steps in first_step and second_step, where torch calls no hook, and "
             "holds no optimizer that could be treated. Use a SAM that wraps an optimizer (base_optimizer)."
+        )
+    if isinstance(optimizer, LBFGS):
+        raise TypeError(
+            "LBFGS computes many gradients in a step and searches along a direction of its own, so there is no "
+            "gradient or step length to treat. Use an optimizer that takes one gradient a step, such as SGD or Adam."
         )
     return optimizer
 

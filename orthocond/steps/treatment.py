@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond._checks import NotFiniteError, check_count
+from orthocond._closures import Arguments, after_closure
 from orthocond._html import paragraph, table
 from orthocond.steps._targets import find_optimizer, find_weights
 from orthocond.steps._weight import MOMENTUM, StepStatistics, Weight, assign, batches, stack
@@ -48,8 +49,9 @@ def treat(
     one; see `Stiefel`.
 
     It acts when the step is made, not when gradients arrive, so it is right under gradient accumulation, DDP and
-    gradient scaling, where a tensor hook would orthogonalize parts of a gradient. The whole matrix of a
-    weight that fully_shard has sharded is gathered. Weights of one shape are processed as one batch.
+    gradient scaling, where a tensor hook would orthogonalize parts of a gradient. In ``step(closure)`` it acts once the
+    closure has been called. The whole matrix of a weight that fully_shard has sharded is gathered. Weights of one shape
+    are processed as one batch.
 
     The raw parameter of a parametrized weight (`orthogonal`, `spectral`, ...) is treated,
     ``module.parametrizations.weight.original``, because the optimizer owns no other: its gradient is made orthogonal
@@ -84,10 +86,10 @@ def treat(
         A `Treatment`: ``remove()`` ends it, ``statistics`` says what it did. It is a context manager too.
 
     Raises:
-        TypeError: If an argument is of the wrong kind, or at a step if a gradient is sparse.
+        TypeError: If an argument is of the wrong kind or the optimizer is LBFGS, or at a step if a gradient is sparse.
         ValueError: If nothing is asked for, there is no weight, it is frozen, has fewer than two dimensions or does
             not belong to the optimizer; at a step, if a gradient is not finite.
-        RuntimeError: If a weight already has a treatment of this kind; at a step, if a closure is passed.
+        RuntimeError: If a weight already has a treatment of this kind; at a step, if its closure is called twice.
 
     Example:
         >>> from orthocond.steps import NearestOrthogonal, OptimalLR, treat
@@ -278,14 +280,25 @@ class Treatment:
         for w, matrices in zip(self.weights, nearest, strict=True):  # only now: an error leaves all as they were
             assign(w.parameter.detach(), matrices)
 
-    @torch.no_grad()
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
-            raise RuntimeError(
-                "A treated optimizer takes no closure: the gradient does not exist yet when its step begins. Call "
-                "backward() first, then step() without arguments."
-            )
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """Act on the gradient now, or, where a closure makes it, as soon as that has been called."""
         self._pending = []
+
+        def then(calls: int) -> None:
+            if calls > 1:
+                raise RuntimeError(
+                    f"A treatment needs one gradient a step; {self._optimizer_name} has called its closure again "
+                    "before the step was made. Treat an optimizer that calls it once, such as SGD or Adam."
+                )
+            self._use_gradients(optimizer)
+
+        arguments = after_closure(args, kwargs, then)
+        if arguments is None:
+            self._use_gradients(optimizer)
+        return arguments
+
+    @torch.no_grad()
+    def _use_gradients(self, optimizer: Optimizer) -> None:
         # A fused optimizer gets the scaled gradients from a GradScaler and skips the step itself if one is infinite.
         found_inf, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
         if found_inf is not None and found_inf.item():
