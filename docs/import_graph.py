@@ -73,7 +73,7 @@ def text(found: nx.DiGraph) -> str:
     for number, floor in enumerate(floors):
         for name in sorted(floor):
             short = ", ".join(sorted(f"`{t.removeprefix('orthocond.')}`" for t in found.successors(name)))
-            lines.append(f"| {number} | `{name.removeprefix('orthocond.')}` | {short or 'torch alone'} |")
+            lines.append(f"| {number} | `{name.removeprefix('orthocond.')}` | {short or 'nothing of ours'} |")
     return "\n".join(lines)
 
 

@@ -1,10 +1,9 @@
 """The rooms of the house: no cycles, the library below the lab, the page that shows it, and names."""
 
 import ast
+import functools
 import importlib.util
-import io
 import re
-import tokenize
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,14 +19,25 @@ BRITISH = re.compile(
 VAGUE = {"judged", "drawn", "look", "Look", "_Look", "Given", "Sketch"}
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("import_graph", DOCS / "import_graph.py")
+def load(name):
+    """A script of the documentation as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+@pytest.fixture(scope="module")
+def script():
+    return load("import_graph")
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    return load("code_size").sizes(ROOT)
+
+
+@functools.cache
 def sources(folder):
     """The files of a folder with their syntax trees."""
     return [(path, ast.parse(path.read_text())) for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -40,20 +50,6 @@ def identifiers(tree):
             name = getattr(node, field, None)
             if isinstance(name, str) and not (isinstance(node, ast.alias) and field == "name"):
                 yield name
-
-
-def lines_of_code(path):
-    """Lines with code: neither empty, nor a comment, nor a docstring."""
-    text = path.read_text()
-    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in layout:
-            lines |= set(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    return len(lines)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +94,31 @@ def test_files_are_below_500_lines():
     assert [path.name for path in files if path.read_text().count("\n") >= 500] == []
 
 
-def test_code_of_the_tests_is_at_least_four_fifths_of_the_source():
-    source, tests = (sum(map(lines_of_code, dict(sources(folder)))) for folder in ("orthocond", "tests"))
-    assert tests >= 0.8 * source
+def test_code_of_the_tests_is_at_least_four_fifths_of_the_source(sizes):
+    code = sum(sizes[name] for name in ("library", "lab without pages", "report and explorer", "command line"))
+    assert sizes["tests"] >= 0.8 * code
+
+
+def test_the_page_says_how_large_the_house_is(sizes):
+    """To 5 %, so that not every change of a line changes the page."""
+    rows = re.findall(r"^\| ([\w ]+)[^|]* \| [\d,]+ \| ([\d,]+) \|$", (DOCS / "architecture.md").read_text(), re.M)
+    said = {name.removesuffix(" with docstrings"): int(number.replace(",", "")) for name, number in rows}
+    assert said == pytest.approx(sizes, rel=0.05), "python docs/code_size.py writes it anew"
+
+
+def test_lines_of_code_are_neither_empty_nor_comments_nor_docstrings(tmp_path):
+    (tmp_path / "a.py").write_text('"""Doc\nstring."""\n\n# comment\nx = [\n    1,  # one\n]\ny = """two\nlines"""\n')
+    assert load("code_size").lines_of_code(tmp_path / "a.py") == 5
+
+
+def test_init_files_only_re_export():
+    """They have imports, `__all__`, and what makes their names lazy."""
+    wrong = []
+    for path, tree in sources("orthocond"):
+        defined = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name != "__dir__"]
+        if path.name == "__init__.py" and defined:
+            wrong.append((path.parent.name, defined))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("folder", ["orthocond", "tests", "benchmarks", "examples", "docs"])
@@ -108,6 +126,18 @@ def test_identifiers_are_in_american_spelling_and_say_what_they_are(folder):
     wrong = set()
     for _, tree in sources(folder):
         wrong |= {name for name in identifiers(tree) if BRITISH.search(name) or name in VAGUE}
+    assert wrong == set()
+
+
+def test_prose_is_in_american_spelling():
+    """In pages, docstrings, comments and messages; only this file has to name what is wrong."""
+    folders = ("orthocond", "tests", "benchmarks", "examples", "docs", "results", ".ci", ".github")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if "_build" not in path.parts]
+    wrong = set()
+    for path in (*files, *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"):
+        if path != Path(__file__) and (path.suffix in (".py", ".md", ".toml", ".yml") or path.name == "Makefile"):
+            words = {found.group() for found in BRITISH.finditer(path.read_text())}
+            wrong |= {(path.relative_to(ROOT).as_posix(), word) for word in words}
     assert wrong == set()
 
 

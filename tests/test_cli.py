@@ -14,6 +14,7 @@ from orthocond.cli import train as train_module
 from orthocond.cli.terminal import speak_any_encoding
 from orthocond.lab import experiments
 from orthocond.lab.config import change
+from orthocond.lab.presets import KINDS
 
 
 @pytest.fixture(autouse=True)
@@ -368,7 +369,7 @@ def test_list_shows_all_names(capsys):
 
     assert main(["list"]) == 0
     words = capsys.readouterr().out.split()
-    parts = {part for task in experiments.TASKS.values() for name in task.grammar.names for part in name.split("+")}
+    parts = {part for kind in KINDS.values() for name in kind.grammar.names for part in name.split("+")}
     assert {*experiments.names(), *parts, *data.names(), "laptop", "workstation", "paper"} <= set(words)
     assert main(["list", "data"]) == 0
     assert "dbn-sprites-small" not in capsys.readouterr().out

@@ -13,7 +13,7 @@ from orthocond.layers import CovariancePool2d
 from tests.test_fold import network
 
 
-@pytest.mark.parametrize("pool", [None, CovariancePool2d(), CovariancePool2d(NewtonSchulz())], ids=str)
+@pytest.mark.parametrize("pool", [None, CovariancePool2d(), CovariancePool2d(solver=NewtonSchulz())], ids=str)
 def test_export_agrees_for_any_batch(pool):
     folded = fold(network(pool))
     x = torch.randn(3, 3, 16, 16)
@@ -23,7 +23,7 @@ def test_export_agrees_for_any_batch(pool):
         torch.testing.assert_close(program.module()(x), folded(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("pool", [None, CovariancePool2d(NewtonSchulz())], ids=str)
+@pytest.mark.parametrize("pool", [None, CovariancePool2d(solver=NewtonSchulz())], ids=str)
 def test_onnx_agrees_for_any_batch(pool, tmp_path):
     folded = fold(network(pool))
     path = tmp_path / "model.onnx"

@@ -63,7 +63,7 @@ def test_features_that_are_not_finite_are_named(value):
 @pytest.mark.parametrize("layer", [
     CovariancePool2d(),
     CovariancePool2d(eps=0.1),
-    CovariancePool2d(NewtonSchulz(steps=15)),
+    CovariancePool2d(solver=NewtonSchulz(steps=15)),
     WhitenColor2d(),
 ], ids=repr)  # fmt: skip
 @pytest.mark.parametrize("side", [2, 4])

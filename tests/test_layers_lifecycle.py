@@ -165,7 +165,7 @@ def test_repr():
     assert repr(CovariancePool2d(eps=0.1)) == (
         "CovariancePool2d(solver=Eigh(precision='auto', rank_tol=None), output='triu', eps=0.1)"
     )
-    assert "alpha=0.5, eps=1e-05, per='image'" in repr(WhitenColor2d(0.5))
+    assert "alpha=0.5, eps=1e-05, per='image'" in repr(WhitenColor2d(alpha=0.5))
 
 
 def test_evaluation_exports_without_a_decomposition():

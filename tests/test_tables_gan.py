@@ -334,7 +334,9 @@ def test_effects_are_sorted_by_factor_and_condition_is_drawn(tmp_path, monkeypat
     for config in table.configs("laptop", 2):
         _run(tmp_path / "runs", config)
     figures = {}
-    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: figures.update({stem.name: figure}))
+    monkeypatch.setattr(
+        "orthocond.lab.tables.comparison.save", lambda figure, stem: figures.update({stem.name: figure})
+    )
     _make(tmp_path, "tiny", seeds=2)
     assert [axes.get_title(loc="left") for axes in figures["effects"].axes] == ["no treatment", "NOG"]
     axes = figures["effects"].axes[0]
@@ -359,7 +361,9 @@ def test_predictability_is_drawn_against_truth(tmp_path, monkeypatch):
         (run.path / "evaluation.json").write_text(json.dumps(values))
         found[config.method.name].append((100 * vp, 100 * (1 - vp**2)))
     figures = {}
-    monkeypatch.setattr("orthocond.lab.tables.drawing.save", lambda figure, stem: figures.update({stem.name: figure}))
+    monkeypatch.setattr(
+        "orthocond.lab.tables.comparison.save", lambda figure, stem: figures.update({stem.name: figure})
+    )
     _make(tmp_path, "tiny", seeds=2)
     (axes,) = figures["predictability"].axes
     assert axes.get_title(loc="left").endswith("4 trainings: rank correlation -1.00")

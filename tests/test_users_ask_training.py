@@ -133,7 +133,7 @@ def test_pooling_does_not_give_nan(solver):
     x[1] = torch.randn(10, 1, 1) * torch.randn(1, 6, 6)
     x[2, 2:] = x[2, :1]
     x.requires_grad_()
-    y = oc.CovariancePool2d(solver)(x)
+    y = oc.CovariancePool2d(solver=solver)(x)
     y.sum().backward()
     assert y.isfinite().all()
     assert x.grad.isfinite().all()

@@ -1,31 +1,5 @@
-"""The command `orthocond`: train, compare, evaluate, look."""
+"""The command `orthocond`: train, compare, evaluate, explore."""
 
-import os
-import sys
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments: What comes after ``orthocond``; that of this process if None.
-
-    Returns:
-        The exit code: 0; 1 for an error; 2 for bad usage; 3 for a training that diverged; 130 and 143 where Ctrl-C or
-        SIGTERM ended a training after its state was saved.
-    """
-    # Pydantic would look for plugins, of which there are none, in the files of every package that is installed.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    try:
-        from orthocond.cli.app import run
-    except ModuleNotFoundError as error:
-        print(f'The command line needs {error.name}: pip install "orthocond[lab]"', file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return 130
-    return run(list(sys.argv[1:] if arguments is None else arguments))
-
+from orthocond.cli.entry import main
 
 __all__ = ["main"]

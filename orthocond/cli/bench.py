@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from orthocond.cli.settings import PositiveInt, apply, find_preset
 from orthocond.lab.config import Scale
+from orthocond.lab.presets import KINDS
 
 
 def bench(
@@ -47,7 +48,7 @@ def bench(
 
     device = device_kind(device)
     config = find_preset(preset, scale)
-    methods = methods or task_of(config).grammar.names
+    methods = methods or KINDS[config.kind].grammar.names
     for name in methods:
         apply(config, {"method.name": name})  # says what is wrong with it
     with Display(["bench"], quiet=quiet) as display:

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but missing from the stubs
 
 from orthocond._checks import NotFiniteError
 from orthocond.lab.progress import Progress
@@ -14,7 +15,6 @@ from orthocond.lab.runs import Guard, Run, capture_rng, restore_rng
 from orthocond.lab.task import Task
 
 _TIMES = ("step_seconds", "step_cpu_seconds")
-_LinAlgError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 class Loop:
@@ -112,7 +112,7 @@ class Loop:
         """An error of a layer, treatment or spectrum that was given numbers which are not finite is a divergence."""
         try:
             yield
-        except (ValueError, _LinAlgError) as error:
+        except (ValueError, LinAlgError) as error:
             if not is_divergence(error, self.task.module):
                 raise
             text = f"The training diverged at step {step}: {error}\n  {self._guard.diagnosis(step)}"
@@ -169,7 +169,7 @@ def is_divergence(error: Exception, module: torch.nn.Module) -> bool:
         error: The error.
         module: The networks.
     """
-    if isinstance(error, (NotFiniteError, _LinAlgError)):
+    if isinstance(error, (NotFiniteError, LinAlgError)):
         return True
     return not all(bool(t.isfinite().all()) for t in (*module.parameters(), *module.buffers()))
 

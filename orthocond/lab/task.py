@@ -9,9 +9,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orthocond.lab.config import Scale
 from orthocond.lab.data import Batch, Pipeline
-from orthocond.lab.grammar import Grammar
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
@@ -55,9 +53,6 @@ class Task(ABC, Generic[C]):
 
     Attributes:
         kind: Name of the kind of experiment in a configuration.
-        config_type: The class of its configurations.
-        presets: Its configurations by name and scale.
-        grammar: Its methods.
         baselines: The methods that others are compared with, the first one above all.
         sprites_only: Settings that other images do not have, with the value that leaves them out.
         measures: Names of what an evaluation may be limited to; none if it is always the whole.
@@ -72,9 +67,6 @@ class Task(ABC, Generic[C]):
     """
 
     kind: ClassVar[str]
-    config_type: ClassVar[type]
-    presets: ClassVar[Mapping[str, Mapping[Scale, Any]]]
-    grammar: ClassVar[Grammar]
     baselines: ClassVar[tuple[str, ...]]
     sprites_only: ClassVar[Mapping[str, Any]]
     measures: ClassVar[tuple[str, ...]] = ()

@@ -160,11 +160,11 @@ class WhitenColor2d(base.CountingSVDLayer):
 
     def __init__(
         self,
+        *,
         alpha: float = 1.0,
         eps: float = 1e-5,
         per: str = "image",
         solver: Solver = _EIGH,
-        *,
         nonfinite: str = "propagate",
     ) -> None:
         super().__init__(solver, nonfinite)

@@ -141,7 +141,7 @@ class CovariancePool2d(base.CountingSVDLayer):
     """
 
     def __init__(
-        self, solver: Solver = _EIGH, output: str = "triu", eps: float = 0.0, *, nonfinite: str = "propagate"
+        self, *, solver: Solver = _EIGH, output: str = "triu", eps: float = 0.0, nonfinite: str = "propagate"
     ) -> None:
         super().__init__(solver, nonfinite)
         check_choice(output, "CovariancePool2d(output=...)", _OUTPUTS)

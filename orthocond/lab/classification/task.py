@@ -11,9 +11,8 @@ from torch.nn import functional as F
 
 from orthocond.lab.classification import data
 from orthocond.lab.classification import evaluate as evaluation
-from orthocond.lab.classification.config import GRAMMAR, Classification, Method
+from orthocond.lab.classification.config import Classification, Method
 from orthocond.lab.classification.networks.prepare import prepare
-from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.data import Pair
 from orthocond.lab.methods import is_spared_decay, scoped_layers, step_facts, treat_steps, weight_penalty
 from orthocond.lab.synchronize import synchronize
@@ -36,9 +35,6 @@ class ClassificationTask(Task[Classification]):
     """
 
     kind = "classification"
-    config_type = Classification
-    presets = PRESETS
-    grammar = GRAMMAR
     baselines = ("svd", "bn")
     sprites_only = {"data.noise": 0.0}  # noqa: RUF012  # declared as a class variable of `Task`
 

@@ -3,7 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orthocond.directions import compare, traverse
 from orthocond.lab.data import FACTORS
+from orthocond.lab.generation.directions import find_directions
+from orthocond.lab.generation.networks import load_generator
+from orthocond.lab.runs import Run
 from orthocond.lab.tables.comparison import Outcome
 from orthocond.lab.tables.drawing import color, new_figure, panels, title
 from orthocond.lab.tables.figures import all_curves, draw_all
@@ -131,11 +135,6 @@ def traversals(preset: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]
     """What draws the strongest directions of each method on one preset, from the checkpoints of its first seed."""
 
     def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
-        from orthocond.directions import compare, traverse
-        from orthocond.lab.generation.directions import find_directions
-        from orthocond.lab.generation.networks import load_generator
-        from orthocond.lab.runs import Run
-
         (outcome,) = (o for o in outcomes if o.experiment.preset == preset)
         found = {}
         size = _TILE

@@ -13,11 +13,10 @@ from orthocond.lab.data import ImageData, Pipeline
 from orthocond.lab.data.images import center_crop
 from orthocond.lab.generation import data
 from orthocond.lab.generation import evaluate as evaluation
-from orthocond.lab.generation.config import GRAMMAR, GanSchedule, Generation
+from orthocond.lab.generation.config import GanSchedule, Generation
 from orthocond.lab.generation.health import Health
 from orthocond.lab.generation.networks import call, latent_layers, prepare, sample
 from orthocond.lab.generation.pictures import COLUMNS, picture
-from orthocond.lab.generation.presets import PRESETS
 from orthocond.lab.generation.rivals import make_predictor, rival_penalty
 from orthocond.lab.methods import step_facts, treat_steps, weight_penalty
 from orthocond.lab.runs import Run
@@ -49,9 +48,6 @@ class GenerationTask(Task[Generation]):
     """
 
     kind = "generation"
-    config_type = Generation
-    presets = PRESETS
-    grammar = GRAMMAR
     baselines = ("none",)
     sprites_only = {"data.shape": None}  # noqa: RUF012  # declared as a class variable of `Task`
 

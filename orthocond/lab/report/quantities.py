@@ -156,14 +156,14 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value / 10**power:.1f}e{power}".removesuffix(".0").replace("-", "−", value < 0)
 
 
-def signed(value: float | None, digits: int = 2) -> str:
+def signed(value: float | None) -> str:
     """A difference with its sign.
 
     Example:
         >>> signed(-0.4), signed(1.234), signed(None)
         ('−0.40', '+1.23', '–')
     """
-    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "−")
+    return "–" if value is None else f"{value:+.2f}".replace("-", "−")
 
 
 def compared(value: float, baseline: float) -> str:

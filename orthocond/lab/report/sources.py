@@ -13,6 +13,8 @@ import torch
 from orthocond.lab import experiments
 from orthocond.lab.config import read_config, to_json
 from orthocond.lab.factories import is_factory
+from orthocond.lab.generation.config import Generation
+from orthocond.lab.generation.networks import latent_layers, prepare
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.metrics import from_json_safe
 from orthocond.lab.tables.records import Record, read_kept
@@ -415,9 +417,6 @@ def initial_singular_values(training: Training) -> list[list[float]]:
         return [[float(v) for v in layer] for layer in known]
     if not training.is_gan:
         return []
-    from orthocond.lab.generation.config import Generation
-    from orthocond.lab.generation.networks import latent_layers, prepare
-
     try:
         config = read_config(training.config)
         if not isinstance(config, Generation) or is_factory(config.model.name):

@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal
 
 from orthocond.lab.config import Config, Scale, find_scale, to_json
 from orthocond.lab.tables import statistics
+from orthocond.lab.tables.drawing import save
 from orthocond.lab.tables.records import Record
 from orthocond.lab.tables.table import Material, Number, Table
 from orthocond.lab.tables.text import write_text
@@ -204,8 +205,6 @@ class Comparison(Table):
 
     def write(self, folder: Path, material: Material) -> None:
         """Write table.md, table.json, table.csv and the figures."""
-        from orthocond.lab.tables.drawing import save
-
         outcomes = [self._outcome(experiment, material) for experiment in self.experiments]
         figures = []
         for plan in self.figures:
@@ -257,7 +256,7 @@ class Comparison(Table):
             measures[measure.name] = {
                 "paper": None if number is None else number._asdict(),
                 "values": values,
-                "mean": statistics.mean(known) if known else None,
+                "mean": fmean(known) if known else None,
                 "std": statistics.std(known),
                 "best": best,
             }
@@ -304,9 +303,9 @@ def _center(values: Sequence[float], *, log: bool) -> dict[str, float | None]:
     if not values:
         return {"mean": None, "low": None, "high": None}
     if log and min(values) > 0 and math.isfinite(max(values)):
-        center = math.exp(statistics.mean([math.log(v) for v in values]))
+        center = math.exp(fmean([math.log(v) for v in values]))
     else:
-        center = median(values) if log else statistics.mean(values)
+        center = median(values) if log else fmean(values)
     return {"mean": center, "low": min(values), "high": max(values)}
 
 

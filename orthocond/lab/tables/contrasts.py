@@ -5,13 +5,16 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from orthocond.lab.config import Config, Scale, flatten, to_json
+from orthocond.lab.presets import preset
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables import statistics
 from orthocond.lab.tables.comparison import Experiment, FigurePlan, Measure, Outcome, label
+from orthocond.lab.tables.drawing import save
+from orthocond.lab.tables.figures import verdicts
 from orthocond.lab.tables.records import Record
 from orthocond.lab.tables.table import Material, Table
 from orthocond.lab.tables.text import grid, interval, lowered, number, p_value, spread, write_json
@@ -118,8 +121,6 @@ class Claims(Table):
 
     def write(self, folder: Path, material: Material) -> None:
         """Write table.md, table.json, table.csv and the figures."""
-        from orthocond.lab.tables.drawing import save
-
         rows = [self._row(*each, material) for each in self.rows(material.scale, material.seeds)]
         _add_verdicts(rows, self.measures)
         figures = []
@@ -186,8 +187,6 @@ class Claims(Table):
         return list(found.values())
 
     def _draw(self, rows: Sequence[dict[str, Any]], material: Material) -> Iterator[tuple[str, Any]]:
-        from orthocond.lab.tables.figures import verdicts
-
         for measure in self.measures:
             own = [row for row in rows if row["measure"] == measure.name]
             if own and (figure := verdicts(own, measure)) is not None:
@@ -258,8 +257,6 @@ def cpu_seconds(record: Record) -> float | None:
 
 def command(config: Config) -> str:
     """The command of one training, with the settings that differ from its preset."""
-    from orthocond.lab.experiments import preset
-
     base, mine = flatten(to_json(preset(config.preset, config.scale))), flatten(to_json(config))
     words = ["orthocond train", config.preset]
     words += [] if config.scale == "laptop" else ["--scale", config.scale]
@@ -372,7 +369,7 @@ def _center(values: Sequence[float | None]) -> dict[str, Any]:
     known = [value for value in values if value is not None]
     if not known:
         return {"mean": None, "std": None, "median": None}
-    return {"mean": statistics.mean(known), "std": statistics.std(known), "median": median(known)}
+    return {"mean": fmean(known), "std": statistics.std(known), "median": median(known)}
 
 
 def _digits(measure: Measure) -> int:

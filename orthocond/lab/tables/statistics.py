@@ -49,11 +49,6 @@ class Equivalence:
     p: float
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean, summed without rounding errors that add up."""
-    return fmean(values)
-
-
 def std(values: Sequence[float]) -> float | None:
     """The standard deviation of a sample, with n - 1; None of a single value."""
     return stdev(values) if len(values) > 1 else None
@@ -86,7 +81,7 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     if spread is None:
         return Difference(differences[0])
     n = len(differences)
-    return _student(mean(differences), spread / math.sqrt(n), n - 1, n, sign_flips(differences))
+    return _student(fmean(differences), spread / math.sqrt(n), n - 1, n, sign_flips(differences))
 
 
 def equivalence(differences: Sequence[float], margin: float) -> Equivalence | None:
@@ -100,7 +95,7 @@ def equivalence(differences: Sequence[float], margin: float) -> Equivalence | No
     spread = std(differences)
     if spread is None:
         return None
-    center, degrees = mean(differences), len(differences) - 1
+    center, degrees = fmean(differences), len(differences) - 1
     error = spread / math.sqrt(len(differences))
     half = float(stdtrit(degrees, 1 - LEVEL)) * error
     room = margin - abs(center)  # to the nearer end of the margin, whose test has the larger p-value
