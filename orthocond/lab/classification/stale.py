@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from orthocond.lab.classification.claims import CONTRASTS
@@ -113,7 +114,7 @@ def _center(records: list[Record], measure: Measure) -> dict[str, Any]:
     values = [value for record in records if (value := measure.of(record)) is not None]
     return {
         "values": values,
-        "mean": statistics.mean(values) if values else None,
+        "mean": fmean(values) if values else None,
         "std": statistics.std(values),
     }
 
