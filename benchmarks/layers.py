@@ -14,6 +14,8 @@ from torch import nn
 
 import orthocond as oc
 from orthocond.layers import DecorrelatedBatchNorm2d, covariance_pool
+from orthocond.layers.base import flatten
+from orthocond.layers.statistics import _float32_moments, _float64_moments
 
 CHANNELS_LAST = torch.channels_last
 
@@ -117,6 +119,32 @@ def limits(seconds):
     return results
 
 
+def parts(seconds):
+    """Where the time of a small feature map goes: what comes on top of the five products."""
+    results = []
+    for form in (torch.contiguous_format, CHANNELS_LAST):
+        x, gradient = (torch.randn(250, 64, 8, 8).contiguous(memory_format=form) for _ in range(2))
+        flat, _ = flatten(x)
+        trained = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        matrix, layer = torch.randn(64, 64), DecorrelatedBatchNorm2d(64)
+        covariance = torch.cov(x.movedim(1, 0).flatten(1)).double().requires_grad_()
+        root_gradient = torch.randn(64, 64, dtype=torch.float64)
+        contenders = {
+            "five products": lambda x=x, m=matrix: five_products(x, m),
+            "the layer": lambda f=layer, x=trained, g=gradient: step(f, x, g),
+            "mean and covariance, float32": lambda x=flat: _float32_moments(x, 1),
+            "mean and covariance, float64": lambda x=flat: _float64_moments(x, 1),
+            "inverse root of 64 x 64, forward and backward": lambda a=covariance, g=root_gradient: torch.autograd.grad(
+                oc.inv_sqrtm(a, eps=1e-5), a, g
+            ),
+            "sum over the features": lambda x=x: x.sum((0, 2, 3)),
+            "one pass that adds a vector": lambda x=x, m=matrix: x + m[0].reshape(1, -1, 1, 1),
+        }
+        title = f"parts of whitening (250, 64, 8, 8) float32, {str(form).partition('.')[2]}"
+        results.append(report(title, contenders, seconds, "five products"))
+    return results
+
+
 def pooling(seconds):
     results = []
     for side in (7, 14):
@@ -139,4 +167,7 @@ if __name__ == "__main__":
     options = arguments(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    save(options.output, [*limits(options.seconds), *whitening(options.seconds), *pooling(options.seconds)])
+    save(
+        options.output,
+        [*limits(options.seconds), *parts(options.seconds), *whitening(options.seconds), *pooling(options.seconds)],
+    )
