@@ -1,10 +1,13 @@
 """Checks of arguments with the words of their errors, the precision to compute in, and when values may be read."""
 
+import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+_NO_CONTEXT = nullcontext()
 
 
 class NotFiniteError(ValueError):
@@ -13,15 +16,13 @@ class NotFiniteError(ValueError):
 
 def check_floating(a: object, name: str) -> Tensor:
     """Return ``a`` if it is a real floating-point tensor, else raise a `TypeError` that says what to do."""
+    if isinstance(a, Tensor) and a.is_floating_point():
+        return a
     if not isinstance(a, Tensor):
         raise TypeError(f"{name} needs a torch.Tensor; got {type(a).__name__}. Convert it with torch.as_tensor.")
     if a.is_complex():
         raise TypeError(f"{name} needs real matrices; got {a.dtype}. Complex matrices are not supported.")
-    if not a.is_floating_point():
-        raise TypeError(
-            f"{name} needs floating-point matrices; got {a.dtype}. Convert them with .float() or .double()."
-        )
-    return a
+    raise TypeError(f"{name} needs floating-point matrices; got {a.dtype}. Convert them with .float() or .double().")
 
 
 def check_square(a: object, name: str) -> Tensor:
@@ -37,7 +38,7 @@ def check_square(a: object, name: str) -> Tensor:
 
 def check_not_negative(value: float, name: str) -> float:
     """Return ``value`` if it is a finite number of at least 0, else raise a `ValueError`."""
-    if not 0 <= value < float("inf"):
+    if not 0 <= value < math.inf:
         raise ValueError(f"{name} needs a finite number of at least 0; got {value!r}.")
     return float(value)
 
@@ -59,12 +60,12 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Leave autocast, whose half precision no decomposition survives; costs nothing where it is not on."""
-    kind = device.type
-    if (kind == "cpu" or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Leave the autocast of a tensor's device: no decomposition survives half precision. Quick where it is off."""
+    kind = "cpu" if x.is_cpu else x.device.type
+    if (x.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return _NO_CONTEXT
 
 
 def all_true(flags: Tensor) -> bool | None:

@@ -65,6 +65,8 @@ MATRICES = {
     "rank 40": (lambda: torch.randn(64, 40) @ torch.linalg.qr(torch.randn(300, 40))[0].mT, 4),
     "float64": (lambda: torch.randn(64, 300, dtype=torch.float64), 1),
     "many at a time": (lambda: torch.randn(7, 64, 300), 2),
+    "small": (lambda: torch.randn(64, 27), 1),
+    "small, condition number 1e3": (lambda: of_condition(64, 27, 1e3), 2),
 }
 
 
@@ -126,10 +128,10 @@ STEPS = {
 def test_steps(case):
     """For each shape; weights of one shape are read as one, but for updates."""
     settings, expected = STEPS[case]
-    weights = [nn.Parameter(torch.randn(6, 40)) for _ in range(2)]
+    weights = [nn.Parameter(torch.randn(40, 300)) for _ in range(2)]
     optimizer = torch.optim.SGD(weights, lr=0.1)
     treat(weights, optimizer, spectrum_every=0, **settings)
     for w in weights:
-        w.grad = torch.randn(6, 40)
+        w.grad = torch.randn(40, 300)
     each = 2 if case == "NOG of the update" else 1
     assert reads_of(optimizer.step) == each * expected

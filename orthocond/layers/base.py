@@ -115,7 +115,7 @@ def affine(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
         matrix: One matrix for each group of channels, ``(groups, C / groups, C / groups)``.
         offset: ``(C,)``.
     """
-    with without_autocast(x.device):
+    with without_autocast(x):
         if x.shape[2] > 1:
             offsets = offset.reshape(len(matrix), -1, 1).expand(x.shape[0], -1, -1, -1).reshape(-1, matrix.shape[-1], 1)
             return torch.baddbmm(offsets, *_by_image(matrix, x)).reshape(x.shape)
@@ -126,7 +126,7 @@ def affine(x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
 def add_affine_(total: Tensor, x: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     """``total + affine(x, matrix, offset)``, in the memory of ``total``; not differentiable."""
     total = total.contiguous()
-    with without_autocast(x.device):
+    with without_autocast(x):
         if x.shape[2] > 1:
             blocks, images = _by_image(matrix, x)
             total.view(images.shape).baddbmm_(blocks, images)

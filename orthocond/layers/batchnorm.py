@@ -170,7 +170,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
             return as_leaf(self, x)
         x = check_features(x, type(self).__name__, self._dims, self.num_features)
         flat, layout = flatten(x.to(at_least_float32(x.dtype)))
-        with without_autocast(x.device):
+        with without_autocast(x):
             if self.training or self.running_mean is None:
                 flat, transform = self._batch_transform(flat, x)
             else:

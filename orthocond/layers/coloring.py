@@ -77,7 +77,7 @@ def _whiten_color(
     observe: base.Observer | None,
 ) -> Tensor:
     _check_pair(content, style, alpha, per, name)
-    with without_autocast(content.device):
+    with without_autocast(content):
         mean, covariance = _moments(content, per)
         style_mean, style_covariance = _moments(style, per)
         if observe is not None:

@@ -78,7 +78,7 @@ def _centered(x: Tensor, solver: Solver) -> Tensor:
 
 
 def _pool(z: Tensor, x: Tensor, output: str, eps: float, solver: Solver, nonfinite: str) -> Tensor:
-    with without_autocast(x.device):
+    with without_autocast(x):
         try:
             root = _root(z, eps, base.with_rank_tolerance(solver, eps, x.dtype, max(z.shape[1:])), nonfinite)
         except (ValueError, RuntimeError) as error:
@@ -153,7 +153,7 @@ class CovariancePool2d(base.CountingSVDLayer):
             return base.as_leaf(self, x)
         z = _centered(_check_positions(x, "CovariancePool2d", (4,)), self.solver)
         if self.training and self.observer is not None:
-            with torch.no_grad(), without_autocast(x.device):
+            with torch.no_grad(), without_autocast(x):
                 self._observe((z @ z.mT).double())
         y = _pool(z, x, self.output, self.eps, self.solver, self.nonfinite)
         self._count(y)

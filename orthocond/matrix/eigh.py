@@ -89,10 +89,10 @@ class Eigh(Solver):
         shifted = values + eps if eps else values
         root = shifted if complete else root_eigenvalues(values, eps, left_out)
         if vectors.dtype == a.dtype:
-            return tuple(apply_root(a, shifted, root, vectors, kind == "inv_sqrt", complete) for kind in kinds)
+            return tuple([apply_root(a, shifted, root, vectors, kind == "inv_sqrt", complete) for kind in kinds])
         work = a.to(vectors.dtype)
         return tuple(
-            apply_root(work, shifted, root, vectors, kind == "inv_sqrt", complete).to(a.dtype) for kind in kinds
+            [apply_root(work, shifted, root, vectors, kind == "inv_sqrt", complete).to(a.dtype) for kind in kinds]
         )
 
     def _decompose(self, a: Tensor, eps: float, rounding: float, left_out: float) -> tuple[Tensor, Tensor, bool]:
@@ -139,9 +139,8 @@ def all_above(values: Tensor, eps: float, fraction: float) -> bool | None:
     The only value that is read, and all that is needed to know in the usual case; None where it cannot be read. An
     infinite eigenvalue makes the margin NaN or negative, so that the answer is no.
     """
-    single = values.numel() == values.shape[-1] and type(values) is Tensor
-    if single and can_read_freely(values):  # the same without small operations
-        entries = (values if values.ndim == 1 else values.reshape(-1)).tolist()
+    if values.numel() == values.shape[-1] and type(values) is Tensor and can_read_freely(values):
+        entries = values.flatten().tolist()  # the same without small operations
         margin = entries[0] - fraction * entries[-1]
     else:
         margin = smallest(torch.sub(values.select(-1, 0), values.select(-1, -1), alpha=fraction))
@@ -179,10 +178,20 @@ def _first_derivative(g: Tensor, values: Tensor, root: Tensor, u: Tensor, invers
     """
     if not complete:
         return u @ (_rotate(u, g) * _first_differences(values, root, inverse)) @ u.mT
-    twice = values.sqrt() * (-2 if inverse else 2)
-    v = u * values.rsqrt().unsqueeze(-2) if inverse else u
-    t = v.mT @ g @ v
-    return u @ (t + t.mT).div_(twice.unsqueeze(-1) + twice.unsqueeze(-2)) @ u.mT
+    return _complete_derivative(g, values, u, u * values.rsqrt().unsqueeze(-2) if inverse else u, inverse)
+
+
+def _complete_derivative(g: Tensor, values: Tensor, u: Tensor, v: Tensor, inverse: bool) -> Tensor:
+    """The same where no direction is left out, with ``v = U diag(1 / r)`` for the inverse root and ``v = U`` else."""
+    twice = values.sqrt().mul_(-2 if inverse else 2)
+    t = _product(_product(v.mT, g), v)
+    t = (t + t.mT).div_(twice.unsqueeze(-1) + twice.unsqueeze(-2))
+    return _product(_product(u, t), u.mT)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``, which for batches takes several operations to find its way to this one."""
+    return torch.bmm(a, b) if a.ndim == 3 else a @ b
 
 
 def _first_differences(values: Tensor, root: Tensor, inverse: bool) -> Tensor:
@@ -217,9 +226,13 @@ def apply_root(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool
     """
     if torch.compiler.is_compiling():  # torch.compile cannot trace a Function with a jvp
         return _RootReverse.apply(a, values, root, u, inverse, complete)
-    if _is_recorded(a):
+    if in_transform() or unpack_dual(a).tangent is not None:
         return _Root.apply(a, values, root, u, inverse, complete)
-    return _Root.forward(a, values, root, u, inverse, complete)
+    if not a.requires_grad or not torch.is_grad_enabled():
+        return _Root.forward(a, values, root, u, inverse, complete)
+    if complete:
+        return _CompleteRoot.apply(a, values, u, inverse)
+    return _Root.apply(a, values, root, u, inverse, complete)
 
 
 def _derivative(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
@@ -273,12 +286,31 @@ class _Root(_RootReverse):
         return _derivative(a, ta, values, root, u, ctx.inverse, ctx.complete)
 
 
+class _CompleteRoot(Function):
+    """The same at the least cost, for the usual case: no direction is left out, no transform, no forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, values: Tensor, u: Tensor, inverse: bool) -> Tensor:
+        v = u * (values.rsqrt() if inverse else values.sqrt()).unsqueeze(-2)
+        ctx.inverse = inverse
+        ctx.save_for_backward(a, values, u, v if inverse else u)
+        return _product(v, u.mT)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        a, values, u, v = ctx.saved_tensors
+        if _is_recorded(a, g):
+            return _derivative(a, g, values, values, u, ctx.inverse, True), None, None, None
+        with without_autocast(u):
+            return _complete_derivative(g, values, u, v, ctx.inverse), None, None, None
+
+
 class _DerivativeReverse(_KeepsInputs):
     """Linear and self-adjoint in g."""
 
     @staticmethod
     def forward(a: Tensor, g: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
-        with without_autocast(u.device):
+        with without_autocast(u):
             return _first_derivative(g, values, root, u, inverse, complete)
 
     @staticmethod
@@ -322,7 +354,7 @@ class SecondDerivative(Function):
 
     @staticmethod
     def forward(a: Tensor, g: Tensor, h: Tensor, root: Tensor, u: Tensor, inverse: bool) -> Tensor:
-        with without_autocast(u.device):
+        with without_autocast(u):
             half = _half_second(_rotate(u, g), _rotate(u, h), root, inverse)
             # For symmetric g and h the sum with g and h exchanged is the transpose.
             return u @ (half + half.mT) @ u.mT

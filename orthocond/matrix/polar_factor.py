@@ -24,6 +24,8 @@ from orthocond.matrix.eigh import all_above, apply_root, root_eigenvalues
 
 # Largest condition number of the Gram matrix for which float32 is enough: the relative error measured is 4e-6.
 _FLOAT32_CONDITION = 64.0
+# Smallest eigenvalue of it for which float32 is enough: below 1e-38 products lose digits, and vanish.
+_FLOAT32_SMALLEST = 1e-30
 # Products of float32 sum up so many terms at most: longer sums lose digits.
 _BLOCK = 2**13
 # Rows of a product below which it is not cut into blocks.
@@ -31,6 +33,8 @@ _LEAST_ROWS = 128
 # Evenness of the eigenvalues, mean² / mean(λ²), from which float32 is worth an attempt: 0.5 where their logarithms are
 # evenly spaced over the largest condition number, 0.14 over 1e6.
 _EVENNESS = 0.3
+# Rows of a Gram matrix up to which a decomposition costs no more than to look at its evenness.
+_CHEAP = 32
 # Singular values of at least this fraction of the Frobenius norm converge under "polar-express". Smaller ones are lost
 # to float32 rounding anyway: the iteration sees their squares.
 _POLAR_EXPRESS_LOWER = 1e-4
@@ -238,7 +242,7 @@ def polar(g: Tensor, *, method: PolarMethod | str = _GRAM) -> Tensor:
         raise TypeError(f"polar(method=...) needs a method such as GramPolar() or 'gram'; got {method!r}.{hint}")
     if g.numel() == 0:
         return g.clone()
-    with without_autocast(g.device):
+    with without_autocast(g):
         return method.factor(g)
 
 
@@ -284,10 +288,10 @@ def _factor_in_float32(g: Tensor) -> Tensor | None:
     work = g.float()
     gram = _gram_by_blocks(work)
     found = gram.detach()
-    if not _are_even(found):
+    if found.shape[-1] > _CHEAP and not _are_even(found):
         return None
     values, vectors = decompose.eigh(found)
-    if not all_above(values, 0.0, 1 / _FLOAT32_CONDITION):
+    if not all_above(values, -_FLOAT32_SMALLEST, 1 / _FLOAT32_CONDITION):
         return None
     nearest = _apply(apply_root(gram, values, values, vectors, True, True), work)
     return nearest if g.dtype == torch.float32 else nearest.to(g.dtype)

@@ -128,5 +128,5 @@ def _roots(a: Tensor, eps: float, solver: Solver, kinds: tuple[str, ...], name: 
     check_solver(solver, name)
     if a.numel() == 0:
         return tuple(a.clone() for _ in kinds)
-    with without_autocast(a.device):
+    with without_autocast(a):
         return solver.roots(a, eps, kinds)

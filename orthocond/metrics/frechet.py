@@ -60,7 +60,7 @@ def frechet_distance(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tenso
     if a[0].shape != b[0].shape:
         raise ValueError(f"frechet_distance needs equal numbers of features; got {len(a[0])} and {len(b[0])}.")
     b = (b[0].to(a[0].device), b[1].to(a[0].device))
-    with without_autocast(a[0].device):
+    with without_autocast(a[0]):
         factors = [_factor(cov, name) for (_, cov), name in ((a, "a"), (b, "b"))]
         fidelity = torch.linalg.svdvals(factors[0].mT @ factors[1]).sum()
         distance = (a[0] - b[0]).square().sum() + a[1].trace() + b[1].trace() - 2 * fidelity

@@ -192,7 +192,7 @@ def _check_matrices(weight: Tensor, direction: Tensor) -> None:
 
 def _coefficients(weight: Tensor, direction: Tensor, form: str, gain: float | Tensor | None) -> Tensor:
     """The quartic's e1 to e4 in ``E(η) = e0 + e1 η + … + e4 η⁴``, or ``|W|², <W, G>, |G|²`` of the paper's form."""
-    with without_autocast(weight.device):
+    with without_autocast(weight):
         w, d = weight.double(), direction.double()
         if form == "paper":
             return torch.stack((_inner(w, w), _inner(w, d), _inner(d, d)), -1)

@@ -120,7 +120,7 @@ class Stiefel:
             the singular values of the weight are missing.
         """
         w, m = _work(weight), _work(average)
-        with without_autocast(w.device):
+        with without_autocast(w):
             q = w / self._gain(w)
             if q.shape[-2] <= q.shape[-1]:
                 product = m @ q.mT
@@ -156,7 +156,7 @@ class Stiefel:
         if moved.dtype == torch.float32:
             wide = moved if moved.shape[-2] <= moved.shape[-1] else moved.mT
             check_finite(wide)
-            with without_autocast(moved.device):
+            with without_autocast(moved):
                 x = wide.double()
                 values, vectors = eigh(x @ x.mT)
                 if bool((values > _NEAR).all()):

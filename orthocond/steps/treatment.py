@@ -61,7 +61,7 @@ def treat(
     by deepcopy or pickle, is not treated, as torch copies no hooks: call `treat` on the copy. The memory cost is one
     copy of each weight where ``lr``, ``of="update"`` or ``manifold`` is used, none otherwise. It lives during the step
     only, as does the working memory in float64 for the weights of one shape. The host reads from the device: two
-    values a shape for NOG (how even and how large the singular values are), one more each where the condition number is
+    values a shape for NOG (how even and how small the singular values are), one more each where the condition number is
     above 8 and where the rank is not full; two for ``manifold``; three for each weight with ``of="update"`` (the third
     is the rounding of the weight); and one for a fused optimizer under a GradScaler. OLR reads nothing.
 

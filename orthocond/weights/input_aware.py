@@ -206,7 +206,7 @@ class FollowInput:
             x = args[0] if args else kwargs["input"]
             metric = module.get_submodule(f"parametrizations.{self.name}.0.metric")
             assert isinstance(metric, Metric)
-            with torch.no_grad(), without_autocast(x.device):
+            with torch.no_grad(), without_autocast(x):
                 moments = _InputMoments(module)
                 moments.add(x)
                 moments.synchronize()

@@ -69,7 +69,7 @@ def orthogonality_loss(
     w = w.to(at_least_float32(w.dtype))
     if side is None:
         side = "columns" if form == "squared" and w.shape[-2] > w.shape[-1] else "rows"
-    with without_autocast(w.device):
+    with without_autocast(w):
         gram = w @ w.mT if side == "rows" else w.mT @ w
     error = gram - eye_like(gram)
     return error.square().sum() if form == "squared" else torch.linalg.vector_norm(error)

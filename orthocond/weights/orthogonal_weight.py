@@ -53,7 +53,7 @@ class Orthogonal(nn.Module):
     def forward(self, raw: Tensor) -> Tensor:
         """Return the orthogonal weight that the raw one stands for."""
         warn_onnx("operation for a parametrized weight")
-        with without_autocast(raw.device):
+        with without_autocast(raw):
             x = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
             base = self.base.to(x.dtype)
             if x.shape[-2] < x.shape[-1]:

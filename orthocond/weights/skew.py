@@ -127,7 +127,7 @@ class SkewOrthogonalConv2d(nn.Module):
 
     def kernel(self) -> Tensor:
         """The skew-symmetric kernel of the series, after division by its norm."""
-        with without_autocast(self.weight.device):
+        with without_autocast(self.weight):
             skew = _skew(self.weight.to(at_least_float32(self.weight.dtype)))
             norms = torch.stack([self._norm(skew, index) for index in range(len(_FOUR))])
             # A zero kernel stays zero, with a finite gradient.

@@ -31,7 +31,7 @@ class SpectralNorm(nn.Module):
     def forward(self, raw: Tensor) -> Tensor:
         """Return the raw weight divided by its largest singular value."""
         warn_onnx("operation for a parametrized weight")
-        with without_autocast(raw.device):
+        with without_autocast(raw):
             w = matrices(raw, self.groups).to(at_least_float32(raw.dtype))
             if self.training and not in_backward():
                 self.v.copy_(follow_singular_vector(w.detach(), self.v.to(w.dtype), self.iterations))

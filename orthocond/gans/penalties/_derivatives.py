@@ -46,7 +46,7 @@ def along(
         return outputs(network, z, layers, caller)
 
     method = _exact if derivative == "exact" else _difference
-    with without_autocast(z.device):  # half precision would drown the differences
+    with without_autocast(z):  # half precision would drown the differences
         found = method(run, z, signs, order, eps)
     return [torch.stack(per_vector) for per_vector in zip(*found, strict=True)]
 
