@@ -323,6 +323,20 @@ def test_bad_matrix(name, a, error, text):
         getattr(oc, name)(a)
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "batch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [3, 27])
+def test_nan_between_sound_eigenvalues(n, dtype, batch, eps):
+    """Where a row has NaN on the diagonal and zeros beside it, the first and the last eigenvalue are sound."""
+    entries = torch.ones(n, dtype=dtype)
+    entries[n // 2] = torch.nan
+    a = torch.diag(entries).expand(*batch, n, n)
+    for function in (oc.sqrtm, oc.inv_sqrtm):
+        with pytest.raises(ValueError, match="1 that are NaN"):
+            function(a, eps=eps)
+
+
 def test_indefinite_matrix_with_svd():
     with pytest.raises(ValueError, match="positive semi-definite"):
         oc.sqrtm(torch.diag(torch.tensor([1.0, -1.0])), solver=oc.SVD())

@@ -137,13 +137,14 @@ def all_above(values: Tensor, eps: float, fraction: float) -> bool | None:
     """Whether all ascending eigenvalues, with the ridge, are finite and above a fraction of the largest.
 
     The only value that is read, and all that is needed to know in the usual case; None where it cannot be read. An
-    infinite eigenvalue makes the margin NaN or negative, so that the answer is no.
+    infinite eigenvalue makes the margin NaN or negative, so that the answer is no. So does NaN, which LAPACK leaves
+    between sound eigenvalues where a row of the matrix is NaN on the diagonal and 0 elsewhere.
     """
     if values.numel() == values.shape[-1] and type(values) is Tensor and can_read_freely(values):
         entries = values.flatten().tolist()  # the same without small operations
-        margin = entries[0] - fraction * entries[-1]
+        margin = entries[0] - fraction * entries[-1] + 0 * sum(entries)
     else:
-        margin = smallest(torch.sub(values.select(-1, 0), values.select(-1, -1), alpha=fraction))
+        margin = smallest(torch.sub(values.amin(-1), values.select(-1, -1), alpha=fraction))
     return None if margin is None else margin > (fraction - 1) * eps
 
 

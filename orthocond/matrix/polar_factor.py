@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import (
+    NotFiniteError,
     all_true,
     at_least_float32,
     can_read_freely,
@@ -290,7 +291,10 @@ def _factor_in_float32(g: Tensor) -> Tensor | None:
     found = gram.detach()
     if found.shape[-1] > _CHEAP and not _are_even(found):
         return None
-    values, vectors = decompose.eigh(found)
+    try:
+        values, vectors = decompose.eigh(found)
+    except NotFiniteError:  # float64 may still hold the squares, or tells which entries are to blame
+        return None
     if not all_above(values, -_FLOAT32_SMALLEST, 1 / _FLOAT32_CONDITION):
         return None
     nearest = _apply(apply_root(gram, values, values, vectors, True, True), work)
