@@ -1,14 +1,17 @@
-"""Directions of generators that somebody else trained: energies off the diagonal, stability, pictures.
+"""Directions of generators that somebody else trained: energies off the diagonal, effects, stability, pictures.
 
-    python benchmarks/foreign_generators.py FOLDER [--out PICTURES] [--latents 64] [--k 16]
+    python benchmarks/foreign_generators.py FOLDER [--out results/foreign-generators] [--latents 64] [--k 24]
 
 The folder holds decoders of YannDubs/disentangling-vae (disvae-*.pt) and the face32.pt of
-fletchersarip93/face-generator; those that are missing are skipped.
+fletchersarip93/face-generator; those that are missing are skipped. The output has table.md, table.json, and a strip for
+each kind of directions. Pictures of dSprites are of the joint directions only.
 """
 
 import argparse
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +19,21 @@ from torch import Tensor, nn
 import orthocond as oc
 from orthocond.directions import (
     Directions,
+    axes,
+    effect_sizes,
     jacobian_directions,
     joint_directions,
-    off_diagonal_energy,
+    off_diagonal_energies,
+    sefa,
     strip,
     traverse,
 )
+from orthocond.matrix import matrix_view
+from orthocond.matrix.spectra import singular_spectrum
+
+SHOWN = 16  # directions in a picture, at most
+START = 1  # seed of the latent that pictures start from
+KINDS = ("axes", "sefa", "jacobian", "joint")
 
 
 class Decoder(nn.Module):
@@ -85,43 +97,100 @@ def agreement(a: Directions, b: Directions) -> float:
     return float((a.vectors @ b.vectors.mT).abs().amax(1).mean())
 
 
-def study(name: str, generator: oc.Generator, latents: int, k: int, out: Path | None) -> None:
+def first_layer(generator: oc.Generator) -> nn.Module:
+    """The layer that meets the latents."""
+    module = generator.module
+    return module.lin1 if isinstance(module, Decoder) else module.generator_deconv[0][0]
+
+
+def by_effect(directions: Directions, generator: oc.Generator) -> Directions:
+    """The directions with the largest effect first."""
+    return directions[effect_sizes(generator, directions).argsort(descending=True).tolist()]
+
+
+def study(name: str, generator: oc.Generator, latents: int, k: int, out: Path) -> dict[str, Any]:
+    """Measure all kinds of directions of a generator, and draw them."""
     k = min(k, generator.z_dim)
-    start = time.perf_counter()
+    layer = first_layer(generator)
+    start = time.process_time()
     joint = joint_directions(generator, latents, k)
-    seconds = time.perf_counter() - start
-    mean = jacobian_directions(generator, latents, k)
-    other = joint_directions(generator, latents, k, seed=1)
-    print(f"{name}: {generator.z_dim} latents, {k} directions, {seconds:.1f} s")
-    energies = {key: round(value, 3) for key, value in joint.energies.items()}
-    print(f"  energies {energies}, starts {joint.agreement:.3f}")
-    fresh = {"axes": None, "mean": mean, "joint": joint}
-    found = {key: round(off_diagonal_energy(generator, value, latents, seed=1), 3) for key, value in fresh.items()}
-    print(f"  on other latents {found}, two sets of latents agree by {agreement(joint, other):.2f}")
-    print(f"  largest entry {[round(v, 2) for v in joint.vectors.abs().amax(1).tolist()]}")
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        z = generator.sample(2, 5)
-        for kind, shown in (("joint", joint[:10]), ("mean", mean[:10])):
-            for i in range(2):
-                images = traverse(generator, z[i : i + 1], shown)
-                strip(images, shown, title=f"{name}, {kind}").save(out / f"{name}-{kind}-{i}.png")
-        joint.save(out / f"{name}.json")
+    seconds = time.process_time() - start
+    found = {
+        "axes": by_effect(axes(generator.z_dim), generator)[:k],
+        "sefa": sefa(layer, normalize=False, k=k),
+        "jacobian": jacobian_directions(generator, latents, k),
+        "joint": joint,
+    }
+    energies = dict(zip(found, off_diagonal_energies(generator, list(found.values()), latents), strict=True))
+    effects = {kind: effect_sizes(generator, directions).tolist() for kind, directions in found.items()}
+    for kind, directions in found.items():
+        if kind == "joint" or "dsprites" not in name:
+            shown = directions[: min(SHOWN, k)].measure(generator)
+            images = traverse(generator, generator.sample(1, START), shown)
+            strip(images, shown, title=f"{name}, {kind}").save(out / f"{name}-{kind}.png", optimize=True)
+    return {
+        "generator": name,
+        "latents": generator.z_dim,
+        "directions": k,
+        "condition": float(singular_spectrum(matrix_view(layer.weight.detach())).condition),
+        "energies": energies,
+        "effects": effects,
+        "starts": joint.agreement,
+        "stability": agreement(joint, joint_directions(generator, latents, k, seed=1)),
+        "largest_entries": joint.vectors.abs().amax(1).tolist(),
+        "seconds": seconds,
+    }
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The table for people."""
+    head = ["generator", "latents", "κ of the first layer", *KINDS, "starts", "other latents", "effects of joint ones"]
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        effects = row["effects"]["joint"]
+        lines.append(
+            [
+                row["generator"],
+                str(row["latents"]) + (f", k = {row['directions']}" if row["directions"] < row["latents"] else ""),
+                f"{row['condition']:.1f}",
+                *(f"{row['energies'][kind]:.3f}" for kind in KINDS),
+                f"{row['starts']:.2f}",
+                f"{row['stability']:.2f}",
+                f"{max(effects):.2f} to {min(effects):.2f}",
+            ]
+        )
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"""# Generators of others
+
+{table}
+
+- The columns of the four kinds are off-diagonal energies on latents that were not used to find the directions: the part
+  of the squared entries of JᵀJ that is off the diagonal, 0 if all directions change the image in orthogonal ways. Where
+  not all directions are taken (k), it is of the k axes with the largest effect.
+- Starts: the least cosine of joint directions from different starts. Other latents: their mean cosine with those that
+  another set of latents gives.
+- Effects: root mean square change of a pixel, from -1 to 1, for one sigma.
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("results/foreign-generators"))
     parser.add_argument("--latents", type=int, default=64)
-    parser.add_argument("--k", type=int, default=16)
+    parser.add_argument("--k", type=int, default=24)
     arguments = parser.parse_args()
     files = [*sorted(arguments.folder.glob("disvae-*.pt")), *arguments.folder.glob("face32.pt")]
     if not files:
         parser.error(f"{arguments.folder} has neither disvae-*.pt nor face32.pt.")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = []
     for path in files:
         make = face32 if path.stem == "face32" else decoder
-        study(path.stem, make(path), arguments.latents, arguments.k, arguments.out)
+        rows.append(study(path.stem, make(path), arguments.latents, arguments.k, arguments.out))
+        print(path.stem, rows[-1]["energies"], flush=True)
+    (arguments.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (arguments.out / "table.md").write_text(page(rows))
 
 
 if __name__ == "__main__":
