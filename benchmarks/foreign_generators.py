@@ -4,12 +4,14 @@
 
 The folder holds decoders of YannDubs/disentangling-vae (disvae-*.pt) and the face32.pt of
 fletchersarip93/face-generator; those that are missing are skipped. The output has table.md, table.json, and a strip for
-each kind of directions. Pictures of dSprites are of the joint directions only.
+each kind of directions: of faces all kinds, regions too, and the joint ones from a second latent; of dSprites the axes
+and the joint ones.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from orthocond.directions import (
     jacobian_directions,
     joint_directions,
     off_diagonal_energies,
+    region_directions,
     sefa,
     strip,
     traverse,
@@ -32,8 +35,12 @@ from orthocond.matrix import matrix_view
 from orthocond.matrix.spectra import singular_spectrum
 
 SHOWN = 16  # directions in a picture, at most
-START = 1  # seed of the latent that pictures start from
 KINDS = ("axes", "sefa", "jacobian", "joint")
+STARTS = {"disvae": (1, 6), "face32": (10, 22)}  # latents of seed 1 that pictures start from: images that are clear
+REGIONS = {  # of faces: center row, center column, height, width
+    "celeba": {"eyes": (30, 32, 8, 30), "mouth": (43, 32, 8, 18), "hair": (12, 32, 14, 40)},
+    "face32": {"eyes": (13, 16, 6, 24), "mouth": (25, 16, 6, 14), "hair": (3, 16, 6, 32)},
+}
 
 
 class Decoder(nn.Module):
@@ -108,6 +115,39 @@ def by_effect(directions: Directions, generator: oc.Generator) -> Directions:
     return directions[effect_sizes(generator, directions).argsort(descending=True).tolist()]
 
 
+def region_study(
+    generator: oc.Generator, regions: dict[str, tuple[int, ...]]
+) -> tuple[list[dict[str, Any]], Directions]:
+    """Effects of the two first directions of each region inside and outside of it, and those of ReSeFa."""
+    rows, found = [], []
+    size = generator(generator.sample(1)).shape[-1]
+    for name, (row, column, height, width) in regions.items():
+        outside = torch.ones(size, size, dtype=torch.bool)
+        outside[row - height // 2 : row + height // 2, column - width // 2 : column + width // 2] = False
+        for method in ("resefa", "lowrank"):
+            directions = region_directions(generator, 32, mask=~outside, method=method)[:2]
+            effects = [effect_sizes(generator, directions, mask=mask).tolist() for mask in (~outside, outside)]
+            rows.append({"region": name, "method": method, "inside": effects[0], "outside": effects[1]})
+            if method == "resefa":
+                found.append(replace(directions, names=tuple(f"{name} {i}" for i in range(len(directions)))))
+    vectors, importance = (torch.cat([getattr(one, of) for one in found]) for of in ("vectors", "importance"))
+    return rows, Directions(vectors, importance, sum((one.names for one in found), ()), "region", tie_tol=None)
+
+
+def draw(name: str, generator: oc.Generator, found: dict[str, Directions], out: Path) -> None:
+    """Strips of the directions; the joint ones of faces from two latents."""
+    faces = "dsprites" not in name
+    latents = generator.sample(24, 1)[list(STARTS["face32" if name == "face32" else "disvae"])]
+    for kind, directions in found.items():
+        if not faces and kind not in ("axes", "joint"):
+            continue
+        shown = directions[: min(SHOWN, len(directions))].measure(generator)
+        images = traverse(generator, latents, shown)
+        for i in range(2 if kind == "joint" and faces else 1):
+            picture = strip(images, shown, sample=i, title=f"{name}, {kind}")
+            picture.save(out / f"{name}-{kind}{'-again' * i}.jpg", quality=75)
+
+
 def study(name: str, generator: oc.Generator, latents: int, k: int, out: Path) -> dict[str, Any]:
     """Measure all kinds of directions of a generator, and draw them."""
     k = min(k, generator.z_dim)
@@ -123,11 +163,10 @@ def study(name: str, generator: oc.Generator, latents: int, k: int, out: Path) -
     }
     energies = dict(zip(found, off_diagonal_energies(generator, list(found.values()), latents), strict=True))
     effects = {kind: effect_sizes(generator, directions).tolist() for kind, directions in found.items()}
-    for kind, directions in found.items():
-        if kind == "joint" or "dsprites" not in name:
-            shown = directions[: min(SHOWN, k)].measure(generator)
-            images = traverse(generator, generator.sample(1, START), shown)
-            strip(images, shown, title=f"{name}, {kind}").save(out / f"{name}-{kind}.png", optimize=True)
+    regions: list[dict[str, Any]] = []
+    if asked := next((masks for part, masks in REGIONS.items() if part in name), None):
+        regions, found["region"] = region_study(generator, asked)
+    draw(name, generator, found, out)
     return {
         "generator": name,
         "latents": generator.z_dim,
@@ -135,6 +174,7 @@ def study(name: str, generator: oc.Generator, latents: int, k: int, out: Path) -
         "condition": float(singular_spectrum(matrix_view(layer.weight.detach())).condition),
         "energies": energies,
         "effects": effects,
+        "regions": regions,
         "starts": joint.agreement,
         "stability": agreement(joint, joint_directions(generator, latents, k, seed=1)),
         "largest_entries": joint.vectors.abs().amax(1).tolist(),
@@ -159,10 +199,16 @@ def page(rows: list[dict[str, Any]]) -> str:
                 f"{max(effects):.2f} to {min(effects):.2f}",
             ]
         )
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head = ["generator", "region", "method", "effect inside", "effect outside"]
+    parts = [head, ["---"] * len(head)]
+    for row in rows:
+        for one in row["regions"]:
+            effects = (", ".join(f"{value:.3f}" for value in one[where]) for where in ("inside", "outside"))
+            parts.append([row["generator"], one["region"], one["method"], *effects])
+    first, second = ("\n".join(f"| {' | '.join(line)} |" for line in table) for table in (lines, parts))
     return f"""# Generators of others
 
-{table}
+{first}
 
 - The columns of the four kinds are off-diagonal energies on latents that were not used to find the directions: the part
   of the squared entries of JᵀJ that is off the diagonal, 0 if all directions change the image in orthogonal ways. Where
@@ -170,6 +216,12 @@ def page(rows: list[dict[str, Any]]) -> str:
 - Starts: the least cosine of joint directions from different starts. Other latents: their mean cosine with those that
   another set of latents gives.
 - Effects: root mean square change of a pixel, from -1 to 1, for one sigma.
+
+## Directions of regions
+
+{second}
+
+The two first directions of each region.
 """
 
 

@@ -1,6 +1,7 @@
 """What a generator is: latents with a prior, images with a range, noise that is held fixed."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ Sampler = Callable[[int, torch.Generator], Tensor]
 """From a number of latents and a source of random numbers to latents ``(n, z_dim)``."""
 
 _SLACK = 1e-3  # of the range of pixels: what half precision and resizing leave
+_USUAL = ((0, 1), (-1, 1), (0, 255))  # ranges of pixels
 _SIGMA = {"normal": 1.0, "uniform": 1 / math.sqrt(3)}
 _SIGMA_SAMPLES = 4096  # latents from which sigma of a sampler is measured
 
@@ -33,7 +35,9 @@ class Generator(nn.Module):
     `orthocond.directions` and `orthocond.metrics` takes it. They also take a plain callable with ``z_dim``, which
     counts as one with normal latents and images in [-1, 1].
 
-    One image is made when the object is made, so that a wrong shape, prior or range is an error here.
+    Two images are made when the object is made, so that a wrong shape, prior or range is an error here. Pixels that
+    fit the range but lie in [0, 1] alone, as after a sigmoid, are a warning: such a range is most likely wrong, images
+    would be drawn pale and effects be half of what they are.
 
     Args:
         module: Module or function from latents to images.
@@ -92,8 +96,19 @@ class Generator(nn.Module):
         self.latent_shape = latent_shape or self._find_shape()
         self.sigma = _SIGMA[prior] if isinstance(prior, str) else float(self.sample(_SIGMA_SAMPLES).double().std())
         if latent_shape is None or self.range is not None:
-            for _ in images_of(self, self.sample(2), 2, "Generator"):
-                pass
+            self._warn_of_range(all_images(self, self.sample(2), 2, "Generator"))
+
+    def _warn_of_range(self, images: Tensor) -> None:
+        if self.range is None or not self.range[0] <= 0 < 1 <= self.range[1] or self.range == (0, 1):
+            return
+        low, high = _undone(images, self.range)
+        if 0 <= low < high and 0.5 <= high <= 1:  # without bright pixels it may be a random weight
+            warnings.warn(
+                f"Generator: the range of this generator was declared as {self.range}, and the pixels of two images go "
+                f"from {low:.3g} to {high:.3g}. If they lie between 0 and 1, as after a sigmoid, declare "
+                "Generator(..., range=(0, 1)).",
+                stacklevel=3,
+            )
 
     def _find_shape(self) -> tuple[int, ...]:
         z = self.sample(2)
@@ -280,13 +295,20 @@ def check_images(images: object, count: int, declared: tuple[float, float] | Non
         raise ValueError(f"{caller} needs finite images; the generator made NaN or infinite pixels. Did it diverge?")
     low, high = (float(v) for v in images.aminmax())
     if declared is not None and not -1 - _SLACK <= low <= high <= 1 + _SLACK:
-        start, end = declared
-        found = tuple(start + (v + 1) / 2 * (end - start) for v in (low, high))
+        low, high = _undone(images, declared)
+        likely = next((f"{r}" for r in _USUAL if r[0] <= low <= high <= r[1]), "(low, high)")
         raise ValueError(
-            f"{caller}: the range of this generator was declared as {declared}; its pixels go from {found[0]:.3g} to "
-            f"{found[1]:.3g}. Declare Generator(..., range=(low, high)), or range=None if there are no limits."
+            f"{caller}: the range of this generator was declared as {declared}; its pixels go from {low:.3g} to "
+            f"{high:.3g}. Declare Generator(..., range={likely}), or range=None if there are no limits."
         )
     return images
+
+
+def _undone(images: Tensor, declared: tuple[float, float]) -> tuple[float, float]:
+    """Least and largest pixel as the module made them, before they were scaled to [-1, 1]."""
+    start, end = declared
+    low, high = (start + (float(v) + 1) / 2 * (end - start) for v in images.aminmax())
+    return low, high
 
 
 def draws_noise(generator: Generator, z: Tensor, caller: str) -> bool:

@@ -193,6 +193,10 @@ def test_directions_go_through_a_file(tmp_path):
     for name in ("vectors", "importance", "effect"):
         assert torch.equal(getattr(again, name), getattr(found, name))
     assert (again.names, again.method, again.tie_tol) == (found.names, "sefa", found.tie_tol)
+    told = Directions(torch.eye(4), torch.arange(4.0), tied=((0, 3), (1, 2)))
+    told.save(path)
+    assert Directions.load(path).ties == told.ties == ((0, 3), (1, 2))
+    assert told[[3, 2, 0]].ties == ((0, 2),)
     axes(2).save(path)
     assert Directions.load(path).effect is None
 
@@ -217,6 +221,10 @@ def test_a_file_of_the_explorer_is_read(tmp_path):
         ('{"z_dim": 2, "kind": "x", "directions": [{"vector": [1, 0], "importance": 1}]}', "KeyError: 'name'"),
         ('{"z_dim": 3, "kind": "x", "directions": [{"name": "a", "vector": [1, 0], "importance": 1}]}', "z_dim = 3"),
         ('{"z_dim": 2, "kind": "x", "directions": [{"name": "a", "vector": [1, 1], "importance": 1}]}', "length 1"),
+        (
+            '{"z_dim": 1, "kind": "x", "ties": [[0,1]], "directions": [{"name": "a", "vector": [1], "importance": 1}]}',
+            r"indices 0 to 0.*got \(\(0, 1\),\)",
+        ),
         ('{"z_dim": 2, "kind": "x", "directions": [{"name": "a", "vector": "no", "importance": 1}]}', "no directions"),
     ],
 )
@@ -237,6 +245,8 @@ def test_a_file_without_directions(tmp_path, text, words):
         '{"z_dim": 1, "kind": "x", "directions": [{"name": "a", "vector": [{}], "importance": 1}]}',
         '{"z_dim": 1, "kind": "x", "directions": [{"name": "a", "vector": [1], "importance": %s}]}' % ("9" * 400),
         '{"z_dim": 1, "kind": "x", "directions": [{"name": "a", "vector": [1], "importance": 1, "effect": {}}]}',
+        '{"z_dim": 1, "kind": "x", "ties": 5, "directions": [{"name": "a", "vector": [1], "importance": 1}]}',
+        '{"z_dim": 1, "kind": "x", "ties": [[0.5]], "directions": [{"name": "a", "vector": [1], "importance": 1}]}',
         '{"z_dim": 1, "kind": "x", "tie_tol": [], "directions": [{"name": "a", "vector": [1], "importance": 1}]}',
         '{"z_dim": 1, "kind": "x", "tie_tol": "no", "directions": [{"name": "a", "vector": [1], "importance": 1}]}',
         '{"z_dim": 1, "kind": "x", "tie_tol": %s, "directions": [{"name": "a", "vector": [1], "importance": 1}]}'

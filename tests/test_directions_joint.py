@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 import orthocond as oc
 from orthocond.directions import (
     Directions,
+    JointDirections,
     axes,
     effect_sizes,
     jacobian_directions,
@@ -265,7 +267,8 @@ def test_selections_and_files(tmp_path):
     assert part.names == ("joint 2", "joint 0")
     assert "off the diagonal: axes" in str(found)
     found.save(tmp_path / "joint.json")
-    assert Directions.load(tmp_path / "joint.json").method == "joint"
+    again = JointDirections.load(tmp_path / "joint.json")
+    assert (again.method, again.energies, again.agreement) == ("joint", found.energies, found.agreement)
 
     class Dead(Factors):
         def forward(self, z):
@@ -275,6 +278,17 @@ def test_selections_and_files(tmp_path):
     assert dead.ties == ((2, 3, 4),)
     assert dead[[0, 4, 3]].ties == ((1, 2),)
     assert dead[:3].ties == ()
+    dead.save(tmp_path / "dead.json")
+    assert Directions.load(tmp_path / "dead.json").ties == ((2, 3, 4),)
+    one = joint_directions(Factors(), 8, starts=1)
+    one.save(tmp_path / "one.json")
+    assert math.isnan(JointDirections.load(tmp_path / "one.json").agreement)
+
+
+def test_importances_that_are_equal_in_a_file_are_no_tie(tmp_path):
+    found = replace(joint_directions(Factors(), 8), importance=torch.ones(5))
+    found.save(tmp_path / "joint.json")
+    assert Directions.load(tmp_path / "joint.json").ties == found.ties == ()
 
 
 def test_many_dimensions_are_quick():

@@ -105,7 +105,7 @@ def test_joint_directions_come_first_unless_the_axes_are_as_good():
 def test_pictures_that_keep_to_the_upper_half_of_the_range_get_a_warning(tmp_path, monkeypatch, capsys):
     module = nn.Sequential(nn.Linear(3, 48), nn.Sigmoid(), nn.Unflatten(1, (3, 4, 4)))
     file = tmp_path / "sigmoid.onnx"
-    file.write_bytes(to_onnx(oc.Generator(module, 3), "sigmoid")[0])
+    file.write_bytes(to_onnx(oc.Generator(module, 3, range=None), "sigmoid")[0])
     exhibit = from_onnx(file)
     assert "--range 0 1" in exhibit.warning
     assert from_onnx(file, range=(0, 1)).warning == ""

@@ -162,11 +162,21 @@ def test_the_address_restores_everything(opened, quadrants):
     assert opened([quadrants], state="%%%nonsense").evaluate("state.seed") == 0
 
 
-def test_ties_are_told(opened, quadrants):
+def test_ties_are_told(opened, quadrants, tmp_path):
     tab = opened([quadrants])
     settled(tab, lambda: tab.select_option("#kind", "tied"))
     assert "1, 2: these 2 are arbitrary up to rotation" in tab.inner_text("#ties")
     assert tab.locator(".facts .tie").count() == 2
+    with tab.expect_download() as waiting:
+        tab.click("#save-json")
+    waiting.value.save_as(tmp_path / "tied.json")
+    found = Directions.load(tmp_path / "tied.json")
+    assert len(found.ties) == 1
+    content = json.loads((tmp_path / "tied.json").read_text())
+    (tmp_path / "told.json").write_text(json.dumps(content | {"ties": [[0, 2]]}))  # what importances do not say
+    tab.set_input_files("#load-json", str(tmp_path / "told.json"))
+    tab.wait_for_function("active().kind.startsWith('file:')")
+    assert tab.evaluate("kindOf(active()).ties") == [[0, 2]]
 
 
 def test_downloads_are_what_they_say(opened, quadrants, tmp_path):

@@ -69,6 +69,24 @@ def test_images_are_scaled_to_plus_and_minus_one():
     assert torch.equal(oc.Generator(lambda z: 9 * Flat()(z), 4, range=None)(z), 9 * Flat()(z))
 
 
+@pytest.mark.parametrize(("scale", "declared"), [(1, (-1, 1)), (1, (0, 255)), (0.9, (-5, 5))])
+def test_pixels_of_a_sigmoid_with_another_range_are_a_warning(scale, declared):
+    with pytest.warns(UserWarning, match=r"pixels of two images go from 0\.\d+ to 0\.\d+\..* range=\(0, 1\)\)") as told:
+        oc.Generator(lambda z: scale * Flat()(z), 4, range=declared)
+    assert told[0].filename == __file__
+    # Nothing is said where the declaration is right, where nothing was declared, of faint images and of dead ones.
+    oc.Generator(Flat(), 4, range=(0, 1))
+    oc.Generator(Flat(), 4, range=None)
+    oc.Generator(lambda z: 0.1 * Flat()(z), 4)
+    oc.Generator(lambda z: 0 * z.reshape(-1, 1, 2, 2), 4)
+
+
+def test_a_range_that_is_too_small_names_the_likely_one():
+    for scale, likely in ((2, r"\(-1, 1\)"), (500, r"\(0, 255\)"), (2000, r"\(low, high\)")):
+        with pytest.raises(ValueError, match=f"range={likely}"):
+            oc.Generator(lambda z, s=scale: s * (Flat()(z) - 0.4 * (s == 2)) / 2, 4, range=(0, 1))
+
+
 def test_the_attribute_z_dim_serves():
     assert oc.Generator(oc.gans.SimpleGenerator(size=8, z_dim=5, width=4)).z_dim == 5
 

@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import index
 from os import PathLike
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -35,11 +36,13 @@ class Directions:
         method: Where they come from, for titles.
         tie_tol: The tolerance t; None where the method fixes the basis, so that equal importances mean nothing.
         effect: Measured effect sizes ``(k,)``; see `effect_sizes`.
+        tied: Groups of indices that tie, where that does not follow from importances, as for `joint_directions`; None
+            finds them by ``tie_tol``.
 
     Raises:
         TypeError: If vectors or importance are not real floating-point tensors.
-        ValueError: If there are more directions than dimensions, rows are not of unit length, shapes do not fit, or
-            importances are negative or not finite.
+        ValueError: If there are more directions than dimensions, rows are not of unit length, shapes do not fit,
+            importances are negative or not finite, or ties are no groups of different indices.
 
     Example:
         >>> from orthocond.directions import Directions
@@ -60,6 +63,7 @@ class Directions:
     method: str = "directions"
     tie_tol: float | None = TIE_TOL
     effect: Tensor | None = None
+    tied: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         vectors = check_floating(self.vectors, "Directions(vectors=...)").detach()
@@ -83,6 +87,8 @@ class Directions:
             check_not_negative(self.tie_tol, "Directions(tie_tol=...)")
         if self.effect is not None:
             _check_sizes("effect", check_floating(self.effect, "Directions(effect=...)"), k)
+        if self.tied is not None:
+            _check_groups(self.tied, k)
         object.__setattr__(self, "vectors", vectors)
         object.__setattr__(self, "importance", importance)
         object.__setattr__(self, "names", names)
@@ -94,7 +100,9 @@ class Directions:
 
     @property
     def ties(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of indices whose importances are equal: each spans a subspace in which any rotation is as good."""
+        """Groups of indices, by equal importances or as told: each is a subspace in which any rotation is as good."""
+        if self.tied is not None:
+            return self.tied
         if self.tie_tol is None:
             return ()
         values = self.importance.double().tolist()
@@ -114,12 +122,14 @@ class Directions:
     def __getitem__(self, index: int | slice | Sequence[int]) -> Self:
         """Some of the directions, in the order that is asked for. Ties are those among them."""
         rows = self._places(index)
+        groups = [tuple(i for i, place in enumerate(rows) if place in group) for group in self.tied or ()]
         return replace(
             self,
             vectors=self.vectors[rows],
             importance=self.importance[rows],
             names=tuple(self.names[i] for i in rows),
             effect=None if self.effect is None else self.effect[rows],
+            tied=None if self.tied is None else tuple(group for group in groups if len(group) > 1),
         )
 
     def _places(self, index: int | slice | Sequence[int]) -> list[int]:
@@ -133,19 +143,29 @@ class Directions:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the directions to a JSON file that `load` reads.
 
-        The file has ``z_dim``, ``kind`` (the method), ``tie_tol``, and a list ``directions``, each with ``name``,
-        ``vector``, ``importance`` and, if it was measured, ``effect``.
+        The file has ``z_dim``, ``kind`` (the method), ``tie_tol``, ``ties``, and a list ``directions``, each with
+        ``name``, ``vector``, ``importance`` and, if it was measured, ``effect``.
         """
         rows = []
         for i, name in enumerate(self.names):
             row = {"name": name, "vector": self.vectors[i].tolist(), "importance": float(self.importance[i])}
             rows.append(row if self.effect is None else row | {"effect": float(self.effect[i])})
-        content = {"z_dim": self.z_dim, "kind": self.method, "tie_tol": self.tie_tol, "directions": rows}
+        content = {"z_dim": self.z_dim, "kind": self.method, "tie_tol": self.tie_tol, "ties": self.ties}
+        content |= self._extras() | {"directions": rows}
         Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
+    def _extras(self) -> dict[str, Any]:
+        """What a kind of directions has beyond these entries of a file."""
+        return {}
+
     @staticmethod
-    def load(path: str | PathLike[str]) -> "Directions":
-        """Read a JSON file of `save`, or of the explorer. Entries ``tie_tol`` and ``effect`` may be missing.
+    def _read_extras(content: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that `_extras` of this kind wrote."""
+        return {}
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read a JSON file of `save`, or of the explorer. Entries ``tie_tol``, ``ties`` and ``effect`` may be missing.
 
         Raises:
             FileNotFoundError: If there is no such file.
@@ -161,6 +181,9 @@ class Directions:
             tie_tol = None if tie_tol is None else float(tie_tol)
             effect = torch.tensor(columns["effect"], dtype=torch.float32) if columns["effect"] else None
             importance = torch.tensor(columns["importance"], dtype=torch.float32)
+            ties = content.get("ties")
+            tied = None if ties is None else tuple(tuple(map(index, group)) for group in ties)
+            extras = cls._read_extras(content)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
             raise ValueError(
                 f"{path} holds no directions ({type(error).__name__}: {error}). It needs JSON with z_dim, kind and "
@@ -170,11 +193,11 @@ class Directions:
             raise ValueError(
                 f"{path} needs vectors of z_dim = {z_dim} numbers; they have shape {tuple(vectors.shape)}."
             )
-        return Directions(vectors, importance, names, kind, tie_tol, effect)
+        return cls(vectors, importance, names, kind, tie_tol, effect, tied, **extras)
 
     def measure(
         self, generator: ImageGenerator, z: Tensor | int = 64, *, step: float = 1.0, batch_size: int = 64, seed: int = 0
-    ) -> "Directions":
+    ) -> Self:
         """The same directions with their `effect_sizes`."""
         effect = effect_sizes(generator, self, z, step=step, batch_size=batch_size, seed=seed)
         return replace(self, effect=effect)
@@ -214,6 +237,15 @@ def _listed(index: int | Sequence[int]) -> Sequence[int]:
 def _few(indices: list[int]) -> str:
     shown = ", ".join(map(str, indices[:6]))
     return shown if len(indices) <= 6 else f"{shown}, … ({len(indices)} in all)"
+
+
+def _check_groups(groups: Sequence[Sequence[int]], k: int) -> None:
+    flat = [i for group in groups for i in group]
+    if len(set(flat)) < len(flat) or not all(0 <= i < k for i in flat) or any(len(group) < 2 for group in groups):
+        raise ValueError(
+            f"Directions(tied=...) needs groups of two or more of the indices 0 to {k - 1}, each in one group only; "
+            f"got {groups}."
+        )
 
 
 def _check_sizes(name: str, values: Tensor, k: int) -> None:

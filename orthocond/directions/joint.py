@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,23 +28,21 @@ class JointDirections(Directions):
             as they are (not for a subspace of them), ``"mean"`` for the eigenvectors of the mean, as
             `jacobian_directions` has them, and ``"joint"`` for these.
         agreement: Least cosine between a direction and its partner from another start; near 1 if the optimum is one.
-        tied: Groups of directions that the generator does not tell apart. Importances may be equal without a tie.
+
+    Ties are groups that the generator does not tell apart. Importances may be equal without a tie.
     """
 
     energies: dict[str, float] = field(default_factory=dict)
     agreement: float = math.nan
-    tied: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def ties(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of indices that span a subspace in which any rotation is as good."""
-        return self.tied
+    def _extras(self) -> dict[str, Any]:
+        return {"energies": self.energies, "agreement": None if math.isnan(self.agreement) else self.agreement}
 
-    def __getitem__(self, index: int | slice | Sequence[int]) -> Self:
-        """Some of the directions, in the order that is asked for. Ties are those among them."""
-        places = self._places(index)
-        groups = [tuple(i for i, place in enumerate(places) if place in group) for group in self.tied]
-        return replace(super().__getitem__(places), tied=tuple(group for group in groups if len(group) > 1))
+    @staticmethod
+    def _read_extras(content: dict[str, Any]) -> dict[str, Any]:
+        agreement = content["agreement"]
+        energies = {str(name): float(value) for name, value in content["energies"].items()}
+        return {"energies": energies, "agreement": math.nan if agreement is None else float(agreement)}
 
     def __str__(self) -> str:
         energies = ", ".join(f"{name} {value:.3f}" for name, value in self.energies.items())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from orthocond.directions import Directions, JointDirections
+from orthocond.directions import Directions
 
 _STATIC = files("orthocond.lab.explorer") / "static"
 _LIBRARIES = {"ort": "ort.wasm.bundle.min.mjs", "gifenc": "gifenc.esm.js"}
@@ -151,9 +151,8 @@ def _describe_kind(kind: Kind) -> dict[str, Any]:
         rows.append(row)
     place = {old: new for new, old in enumerate(order)}
     ties = [sorted(place[i] for i in group) for group in found.ties]
-    described = {"kind": kind.name, "title": kind.title, "about": kind.about, "directions": rows, "ties": ties}
-    # Ties of joint directions do not follow from importances, so a file of them has no tolerance.
-    return described | {"tie_tol": None if isinstance(found, JointDirections) else found.tie_tol}
+    described = {"kind": kind.name, "title": kind.title, "about": kind.about, "directions": rows}
+    return described | {"ties": ties, "tie_tol": found.tie_tol}
 
 
 def _rounded(value: Any) -> float:

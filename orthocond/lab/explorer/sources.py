@@ -82,7 +82,9 @@ def from_onnx(path: Path, *, prior: str = "normal", range: tuple[float, float] =
     content = _read_onnx(path)
     module = _OnnxFile(content, path.name)
     size = int(torch.tensor(module.shape).prod())
-    generator = Generator(module, size, prior=prior, range=range, latent_shape=tuple(module.shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a range that is too large: the page tells it, with its option
+        generator = Generator(module, size, prior=prior, range=range, latent_shape=tuple(module.shape))
     kinds = kinds_of(generator, derivative="difference")
     shape, warning = tuple(module.shape), _doubt(generator, path.name)
     return Exhibit(path.stem, content, size, shape, prior, generator.sigma, range, module.batch, kinds, warning)

@@ -48,7 +48,12 @@ function directionsFile() {
   const panel = active(), kind = kindOf(panel);
   const directions = kind.directions.map((d, i) => ({ name: nameOf(panel, i), vector: [...d.vector], importance: d.importance ?? 0,
     ...(d.effect == null ? {} : { effect: d.effect }) }));
-  return new Blob([JSON.stringify({ z_dim: modelOf(panel).size, kind: kind.kind, tie_tol: kind.tie_tol ?? null, directions })], { type: "application/json" });
+  return new Blob([JSON.stringify({ z_dim: modelOf(panel).size, kind: kind.kind, tie_tol: kind.tie_tol ?? null, ties: kind.ties, directions })], { type: "application/json" });
+}
+
+// Whether a file says itself which directions tie.
+function areGroups(ties, count) {
+  return Array.isArray(ties) && ties.every((group) => Array.isArray(group) && group.every((i) => Number.isInteger(i) && i >= 0 && i < count));
 }
 
 async function loadDirections(file) {
@@ -64,7 +69,7 @@ async function loadDirections(file) {
     ...(Number.isFinite(d.effect) ? { effect: d.effect } : {}) }));
   const tie_tol = Number.isFinite(content.tie_tol) ? content.tie_tol : null;
   const kind = { kind: `file:${file.name}`, title: `from ${file.name}`, about: "Loaded from a file.", tie_tol, directions,
-    ties: tiesOf(directions.map((d) => d.importance), tie_tol, size) };
+    ties: areGroups(content.ties, directions.length) ? content.ties : tiesOf(directions.map((d) => d.importance), tie_tol, size) };
   state.loaded = [...state.loaded.filter((k) => k.kind !== kind.kind), kind];
   panel.kind = kind.kind; state.picked = 0;
   show(); changed();
