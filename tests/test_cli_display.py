@@ -4,6 +4,7 @@ import io
 import threading
 
 import pytest
+from lab_helpers import TINY, run_of, train
 from rich.console import Console
 
 from orthocond.lab import display as module
@@ -45,6 +46,14 @@ def test_a_notebook_gets_lines_of_text(clock, capsys, monkeypatch):
         "nog: step 5 of 10, loss 0.5",
         "nog: step 10 of 10, 5.0 steps/s, 0 s left, loss 0.5",
     ]
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+def test_a_training_from_python_shows_where_it_stands_in_a_notebook_alone(tmp_path, capsys, monkeypatch, notebook):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)
+    train(TINY, run_of(tmp_path, TINY))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines[-1:]] == ["dbn-sprites-small-svd-seed0: step 10 of 10"] * notebook
 
 
 def test_slow_trainings_have_a_line_every_half_minute(clock, console):

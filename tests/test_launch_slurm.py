@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from orthocond.lab.launch.files import LOG, PROGRESS, header, read_job, write_co
 from orthocond.lab.launch.overview import follow, standings
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
-from orthocond.lab.runs.finding import open_or_create
+from orthocond.lab.runs.finding import find_runs, open_or_create
 
 CONFIGS = [tiny("svd"), tiny("nog"), tiny("svd", seed=1)]
 
@@ -322,7 +323,7 @@ def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):
     assert "There is no Slurm here (sbatch)" in capsys.readouterr().err
 
 
-def test_what_sbatch_refuses_is_said_with_what_to_check(tmp_path, cloud, monkeypatch):
+def test_what_sbatch_refuses_is_said_once_with_what_to_check(tmp_path, cloud, monkeypatch, capsys):
     from submitit.core.utils import FailedJobError
 
     class Executor:
@@ -330,17 +331,21 @@ def test_what_sbatch_refuses_is_said_with_what_to_check(tmp_path, cloud, monkeyp
             pass
 
         @contextmanager
-        def batch(self):
+        def batch(self):  # as submitit does at the end
             yield
-            raise FailedJobError("sbatch: error: invalid partition specified: gpus\n")  # as submitit does, at the end
+            print("sbatch: error: invalid partition specified: gpus", file=sys.stderr)
+            raise FailedJobError("sbatch: error: invalid partition specified: gpus\n")
 
         def submit(self, _):
             return SimpleNamespace()
 
+    there = open_or_create(tmp_path, CONFIGS[0])
     monkeypatch.setattr("submitit.SlurmExecutor", lambda *_, **__: Executor())
     words = "Slurm did not take the jobs. sbatch says: .*invalid partition specified: gpus\nCheck the options"
     with pytest.raises(RuntimeError, match=words):
-        _slurm().submit(_runs(tmp_path), None)
+        launch(CONFIGS, tmp_path, executor=_slurm())
+    assert capsys.readouterr().err == ""  # the error says it
+    assert [run.path for run, _ in find_runs(tmp_path)] == [there.path]  # those of this command do not stay and wait
 
 
 # Status

@@ -111,6 +111,13 @@ def test_no_gradient_is_kept():
         (torch.ones(2, 2, dtype=torch.int64), {}, TypeError, "floating-point"),
         (torch.ones(0, 0), {}, ValueError, "at least 1"),
         (torch.full((2, 2), torch.nan), {}, ValueError, "NaN"),
+        (torch.tensor([[1.0, 0.2], [0.1, 1.0]]), {}, ValueError, "symmetric matrices, such as covariances"),
+        (
+            torch.nn.Conv2d(3, 8, 3).weight,
+            {},
+            ValueError,
+            r"\(8, 3, 3, 3\) are not.*singular_spectrum\(matrix",
+        ),
         (torch.eye(2), {"eps": -1.0}, ValueError, "eps"),
         (torch.eye(2), {"rank_tol": -1.0}, ValueError, "rank_tol"),
     ],
@@ -125,6 +132,17 @@ def test_bad_rectangular_input():
         oc.singular_spectrum(torch.ones(3))
     with pytest.raises(ValueError, match="NaN"):
         oc.singular_spectrum(torch.full((2, 3), torch.nan))
+    weight = torch.nn.Conv2d(3, 8, 3).weight
+    with pytest.raises(ValueError, match=r"\(8, 3, 3, 3\) would be read as a batch of small kernels. Pass matrix_view"):
+        oc.singular_spectrum(weight)
+    assert oc.singular_spectrum(oc.matrix_view(weight)).size == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_covariance_may_be_as_little_symmetric_as_rounding_makes_it(dtype):
+    x = torch.randn(64, 200)
+    noise = torch.finfo(dtype).eps * torch.randn(64, 64)
+    assert oc.spectrum((torch.cov(x) * (1 + noise)).to(dtype), rank_tol=1e-3).rank == 64
 
 
 # the matrix of a weight

@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Callable, Collection
+from functools import partial
 from os import PathLike
 from typing import Any
 
 from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.config import Config, read_config
 from orthocond.lab.devices import make_accelerator
+from orthocond.lab.display import Display, is_notebook
 from orthocond.lab.errors import UsageError
 from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.loop import Loop
 from orthocond.lab.presets import names, preset
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import name_of
 from orthocond.lab.task import EVALUATION, Task
 
 TASKS: dict[str, type[Task[Any]]] = {task.kind: task for task in (ClassificationTask, GenerationTask)}
@@ -43,7 +46,8 @@ def train(
         config: The configuration.
         run: Its folder; what was logged after its last checkpoint is written again.
         root: Folder of data sets.
-        progress: Called after each step and with each stage of the evaluation, on the first process.
+        progress: Called after each step and with each stage of the evaluation, on the first process. None prints a
+            line now and then in a notebook, and nothing elsewhere.
         tracker: Name of a tracker of Accelerate that gets the metrics too, for example ``"tensorboard"``.
         evaluate: Whether to measure the end of the training and write ``evaluation.json``, if it is not there.
 
@@ -56,6 +60,8 @@ def train(
         ValueError: If the tracker is not installed.
     """
     folder = None if root is None else str(root)
+    if progress is None and is_notebook():
+        progress = partial(Display([name_of(config)]), 0)
     task = task_of(config)
     accelerator = make_accelerator(config.precision, run, tracker)
     made = task(config, task.load_data(config.data, folder), accelerator)

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orthocond._checks import check_floating, check_not_negative, check_square
 from orthocond.matrix import decompose
 from orthocond.matrix.symmetric import symmetric_part
+
+_SKEW = 0.01  # share of a covariance that rounding may have made antisymmetric, also in bfloat16
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def spectrum(a: Tensor, *, eps: float = 0.0, rank_tol: float | None = None) -> S
     function reports rank, both condition numbers and both ends, and says ``singular`` where it is so.
 
     Args:
-        a: Matrices ``(*, n, n)``; of one that is not symmetric the symmetric part is taken.
+        a: Matrices ``(*, n, n)``, symmetric up to 1 %; their symmetric part is taken. For the weight of a layer use
+            `singular_spectrum`.
         eps: Ridge added to every eigenvalue for ``condition``.
         rank_tol: Eigenvalues at or below ``rank_tol * largest`` count as zero. None takes n times the machine epsilon
             of the input's dtype, as ``torch.linalg.matrix_rank`` does: compute the covariance in float64 to see
@@ -100,7 +103,7 @@ def spectrum(a: Tensor, *, eps: float = 0.0, rank_tol: float | None = None) -> S
 
     Raises:
         TypeError: If ``a`` is not a real floating-point tensor.
-        ValueError: If ``a`` is not square, empty or not finite, or ``eps`` or ``rank_tol`` is negative.
+        ValueError: If ``a`` is not square, not symmetric, empty or not finite, or ``eps`` or ``rank_tol`` is negative.
 
     Example:
         >>> s = spectrum(torch.diag(torch.tensor([4.0, 2.0, 0.0])), eps=1e-2)
@@ -119,7 +122,14 @@ def spectrum(a: Tensor, *, eps: float = 0.0, rank_tol: float | None = None) -> S
     if n == 0:
         raise ValueError(f"spectrum needs matrices of size at least 1; got shape {tuple(a.shape)}.")
     decompose.check_finite_batch(a)
-    values, _ = decompose.eigh(symmetric_part(a.detach().double()))
+    whole = a.detach().double()
+    symmetric = symmetric_part(whole)
+    if bool((torch.linalg.matrix_norm(whole - symmetric) > _SKEW * torch.linalg.matrix_norm(symmetric)).any()):
+        raise ValueError(
+            f"spectrum needs symmetric matrices, such as covariances; those of shape {tuple(a.shape)} are not. For the "
+            "weight of a layer call singular_spectrum(matrix_view(layer.weight))."
+        )
+    values, _ = decompose.eigh(symmetric)
     return summarize(values.flip(-1), n, eps, rank_tolerance(rank_tol, n, a.dtype))
 
 
@@ -127,7 +137,8 @@ def singular_spectrum(w: Tensor, *, rank_tol: float | None = None) -> Spectrum:
     """The `Spectrum` of the singular values of rectangular matrices, such as weights and gradients.
 
     Args:
-        w: Matrices ``(*, m, n)``.
+        w: Matrices ``(*, m, n)``. The weight of a convolution is one matrix, `matrix_view` of it, and not a batch of
+            small kernels.
         rank_tol: Singular values at or below ``rank_tol * largest`` count as zero; None takes the longer side times
             the machine epsilon of the input's dtype.
 
@@ -136,15 +147,25 @@ def singular_spectrum(w: Tensor, *, rank_tol: float | None = None) -> Spectrum:
 
     Raises:
         TypeError: If ``w`` is not a real floating-point tensor.
-        ValueError: If ``w`` is not a batch of non-empty finite matrices, or ``rank_tol`` is negative.
+        ValueError: If ``w`` is not a batch of non-empty finite matrices, is the weight of a convolution as it stands,
+            or ``rank_tol`` is negative.
 
     Example:
         >>> singular_spectrum(torch.diag(torch.tensor([3.0, 1.5]))).condition
         tensor(2., dtype=torch.float64)
+        >>> from orthocond import matrix_view
+        >>> singular_spectrum(matrix_view(torch.nn.Conv2d(3, 64, 3).weight)).size
+        27
     """
     w = check_floating(w, "singular_spectrum")
     if w.ndim < 2 or 0 in w.shape[-2:]:
         raise ValueError(f"singular_spectrum needs non-empty matrices (*, m, n); got shape {tuple(w.shape)}.")
+    if isinstance(w, nn.Parameter) and w.ndim > 2:
+        raise ValueError(
+            f"singular_spectrum needs matrices; a parameter of shape {tuple(w.shape)} would be read as a batch of "
+            "small kernels. Pass matrix_view(layer.weight), or matrix_view(layer.weight, layer.groups) of one with "
+            "groups; parameter.detach() for a batch of matrices."
+        )
     decompose.check_finite_batch(w)
     values = torch.linalg.svdvals(w.detach().double())
     return summarize(values, values.shape[-1], 0.0, rank_tolerance(rank_tol, max(w.shape[-2:]), w.dtype))

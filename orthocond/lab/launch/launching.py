@@ -1,18 +1,21 @@
 """Train what is missing and watch it: the same for every executor."""
 
 import contextlib
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
+from pathlib import Path
 
 from orthocond.lab.config import Config
 from orthocond.lab.experiments import is_evaluated
 from orthocond.lab.launch.executor import Ending, Executor
-from orthocond.lab.launch.files import PROGRESS, Follower
+from orthocond.lab.launch.files import PROGRESS, Follower, read_job
 from orthocond.lab.launch.local import Local
 from orthocond.lab.progress import Progress
+from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import is_finished, open_or_create_all
 
 
@@ -49,6 +52,7 @@ def launch(
         SystemExit: After SIGTERM, likewise.
     """
     executor = executor or Local(jobs)
+    there = set(Path(root).glob("*"))
     runs = open_or_create_all(root, configs)
     endings = {run.path: Ending(run, 0) for run in runs if is_finished(run) and is_evaluated(run)}
     missing = {run.path: run for run in runs if run.path not in endings}
@@ -62,7 +66,7 @@ def launch(
 
     with _sigterm_raises():
         try:
-            executor.submit(list(missing.values()), data_root)
+            _submit(executor, list(missing.values()), data_root, there)
             followers = {path: Follower(path, from_end=(path / PROGRESS).exists()) for path in missing}
             while followers:
                 ended = executor.ended()
@@ -80,6 +84,17 @@ def launch(
             tell(executor)
             raise
     return [endings[run.path] for run in runs]
+
+
+def _submit(executor: Executor, runs: list[Run], data_root: str | None, there: set[Path]) -> None:
+    """Submit runs; if that is refused, remove the folders that were made for it and would wait for ever."""
+    try:
+        executor.submit(runs, data_root)
+    except Exception:
+        for path in {run.path for run in runs} - there:
+            if read_job(path) is None and not (path / PROGRESS).exists():
+                shutil.rmtree(path)
+        raise
 
 
 @contextlib.contextmanager

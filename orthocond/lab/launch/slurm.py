@@ -5,6 +5,7 @@ jobs wait and run (`squeue`, which every cluster has; accounting is not needed).
 go on, and a job that was lost in any way is submitted again and resumes.
 """
 
+import io
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,15 +141,17 @@ class Slurm:
             for run in array:
                 (run.path / PROGRESS).unlink(missing_ok=True)
             trainings = [JobOfTraining(run.path.resolve(), self._data_root, self._cluster) for run in array]
+            printed = io.StringIO()  # submitit prints what sbatch said to an error, which has the same text
             try:
-                with executor.batch():
+                with redirect_stderr(printed), executor.batch():
                     jobs = [executor.submit(training) for training in trainings]
-            except RuntimeError as error:  # submitit's FailedJobError, whose text is what sbatch said
+            except RuntimeError as error:  # submitit's FailedJobError
                 raise RuntimeError(
                     f"Slurm did not take the jobs. sbatch says: {str(error).strip() or 'nothing'}\n"
                     "Check the options (partition, time, gpus, account as --option account=NAME), or try again where "
                     "jobs are submitted."
                 ) from error
+            sys.stderr.write(printed.getvalue())
             for run, job in zip(array, jobs, strict=True):
                 before, saved = read_job(run.path) if again else None, run.status.saved or 0
                 fruitless = before.fruitless + 1 if before is not None and saved <= before.saved else 0
