@@ -8,7 +8,7 @@ from lab_helpers import tiny, train
 from torch import nn
 
 from orthocond.lab.classification.data import load_data, pipeline
-from orthocond.lab.classification.evaluate import evaluate, recalibrate, score, settle
+from orthocond.lab.classification.evaluate import evaluate, recalibrate, score, scores, settle
 from orthocond.lab.classification.networks.prepare import load_model, prepare
 from orthocond.lab.config import change
 from orthocond.lab.runs import Run
@@ -85,3 +85,12 @@ def test_settled_statistics_forget_what_was_before():
         assert not model.training
         assert int(model.bn1.num_batches_tracked) == 40
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize(("classes", "known"), [(5, False), (6, True)])
+def test_a_top_5_error_is_told_where_it_can_be_more_than_0(classes, known):
+    errors = {"loss": 1.0, "error": 50.0, "top5_error": 10.0 if known else 0.0}
+    found = {"classes": classes} | errors | {f"recalibrated_{name}": value for name, value in errors.items()}
+    names = [score.name for score in scores(found)]
+    assert ("top-5 error, as trained" in names) == known
+    assert names[0] == "error, as trained"

@@ -219,6 +219,22 @@ def test_subclasses_and_hooked_layers_are_not_replaced():
     assert type(net[2]) is nn.BatchNorm2d
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda layer: layer.register_state_dict_pre_hook(lambda *args: None),
+        lambda layer: layer.register_state_dict_post_hook(lambda *args: None),
+        lambda layer: layer.register_load_state_dict_pre_hook(lambda *args: None),
+        lambda layer: layer.register_load_state_dict_post_hook(lambda *args: None),
+    ],
+)
+def test_hooks_of_the_state_dict_are_not_dropped(register):
+    net = nn.Sequential(nn.BatchNorm2d(4))
+    register(net[0])
+    with pytest.raises(ValueError, match=r"'0' \(it has hooks"):
+        convert_batchnorm(net)
+
+
 def test_layers_are_chosen_by_name_names_or_predicate():
     deep = nn.ModuleDict({"stem": nn.BatchNorm2d(6), "b1": nn.BatchNorm2d(6)})
     assert [type(m) is DecorrelatedBatchNorm2d for m in convert_batchnorm(deep, "stem").values()] == [True, False]

@@ -16,8 +16,15 @@ from orthocond.lab.experiments import preset
 from orthocond.lab.generation import paper as gan_paper
 from orthocond.lab.generation import tables as generation
 from orthocond.lab.generation.config import GRAMMAR, GanMethod
-from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
+from orthocond.lab.generation.figures import (
+    effect_matrices,
+    predictability_and_truth,
+    samples,
+    traversals,
+    weight_condition,
+)
 from orthocond.lab.generation.tables import GanExperiment, label
+from orthocond.lab.report.tabled import _figures
 from orthocond.lab.runs import Run
 from orthocond.lab.tables.comparison import Comparison, Fact, FigurePlan, Measure
 
@@ -309,8 +316,9 @@ def _tiny_table(*figures):
     return Comparison("tiny", "Tiny", "A test.", (experiment,), rows, measures, facts, figures, (), "none", label)
 
 
-def test_traversals_are_of_checkpoints_and_stay_without_them(tmp_path, monkeypatch):
-    table = _tiny_table(FigurePlan("traversals", traversals("gan-sprites"), of_checkpoints=True))
+def test_samples_and_traversals_are_of_checkpoints_and_stay_without_them(tmp_path, monkeypatch):
+    plans = (("samples", samples), ("traversals", traversals))
+    table = _tiny_table(*(FigurePlan(name, draw("gan-sprites"), of_checkpoints=True) for name, draw in plans))
     monkeypatch.setitem(tables.TABLES, "tiny", table)
     for config in table.configs("laptop", 1):
         run = Run.create(tmp_path / "runs", "tiny", config)
@@ -321,9 +329,16 @@ def test_traversals_are_of_checkpoints_and_stay_without_them(tmp_path, monkeypat
         # Two methods of three directions, whose images of 16 pixels are enlarged to 64, and seven steps.
         assert image.height > 2 * 3 * 64
         assert image.width > 7 * 64
+    with Image.open(path.with_name("samples.png")) as image:  # two lines of ten, below a heading
+        assert 3 < image.width / image.height < 6
+        assert len(image.convert("RGB").getcolors(1_000_000)) > 100
+    pictures = _figures(path.parent, ["samples", "traversals", "differences"])
+    assert [p.caption for p in pictures] == ["samples", "traversals"]  # of the report
     before = path.read_bytes()
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
-    assert "![traversals](traversals.png)" in (_make(tmp_path, "tiny", seeds=1) / "table.md").read_text()
+    text = (_make(tmp_path, "tiny", seeds=1) / "table.md").read_text()
+    assert "![traversals](traversals.png)" in text
+    assert "![samples](samples.png)" in text
     assert path.read_bytes() == before
 
 

@@ -115,7 +115,11 @@ def _obstacle(layer: nn.Module) -> str | None:
         return f"{type(layer).__name__}, which may compute more than its base class"
     if "forward" in vars(layer):
         return f"a {type(layer).__name__} with a forward of its own"
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    hooks = (
+        *(layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks),
+        *(layer._state_dict_hooks, layer._state_dict_pre_hooks),
+        *(layer._load_state_dict_pre_hooks, layer._load_state_dict_post_hooks),
+    )
     return "it has hooks: remove them first and register them anew" if any(hooks) else None
 
 

@@ -23,6 +23,7 @@ from orthocond.monitor import diagnose
 
 _BATCHES = 32  # of training images, from which statistics are taken anew; no more than it was trained for
 _SETTLING = 40  # batches after which a running average has forgotten what was before them
+_TOP = 5  # guesses of which one has to be right; an error of as many classes is 0
 _FACTS = ("size", "rank", "condition", "condition_on_range", "eps")
 
 
@@ -55,7 +56,7 @@ def score(
     for images, labels in batches.batches():
         output = model(images.to(device, memory_format=layout)).float()
         labels = labels.to(device)
-        top = output.topk(min(5, output.shape[1])).indices == labels[:, None]
+        top = output.topk(min(_TOP, output.shape[1])).indices == labels[:, None]
         sums += torch.stack(
             [
                 F.cross_entropy(output, labels, reduction="sum"),
@@ -188,15 +189,13 @@ def scores(evaluation: Mapping[str, Any]) -> list[Score]:
     """What `evaluate` found, for people."""
     found = []
     for prefix, when in (("", "as trained"), ("recalibrated_", "with statistics taken anew")):
-        found += [
-            Score(f"error, {when}", f"{evaluation[prefix + 'error']:.2f} %", "held-out images with a wrong class"),
-            Score(
-                f"top-5 error, {when}",
-                f"{evaluation[prefix + 'top5_error']:.2f} %",
-                "images whose class is not among the first five",
-            ),
-            Score(f"loss, {when}", f"{evaluation[prefix + 'loss']:.4f}", "mean cross-entropy of held-out images"),
-        ]
+        error = f"{evaluation[prefix + 'error']:.2f} %"
+        found.append(Score(f"error, {when}", error, "held-out images with a wrong class"))
+        if evaluation["classes"] > _TOP:
+            error = f"{evaluation[prefix + 'top5_error']:.2f} %"
+            found.append(Score(f"top-5 error, {when}", error, "images whose class is not among the first five"))
+        loss = f"{evaluation[prefix + 'loss']:.4f}"
+        found.append(Score(f"loss, {when}", loss, "mean cross-entropy of held-out images"))
     if "rank" in evaluation:
         found += [
             Score("rank", f"{evaluation['rank']} of {evaluation['size']}", "directions that the features really have"),

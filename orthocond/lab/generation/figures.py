@@ -1,7 +1,9 @@
-"""Figures of GANs: condition during training, directions and true factors, traversals method against method."""
+"""Figures of GANs: condition during training, directions and true factors, samples and traversals by method."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import torch
 
 from orthocond.directions import compare, traverse
 from orthocond.lab.data import FACTORS
@@ -16,6 +18,8 @@ _ABREAST = 3  # matrices in a line
 _CELL = 0.46, 0.3  # inches: width and height of an entry
 _SHOWN = 3  # directions of each method in a traversal, those with the largest effect
 _TILE = 64  # pixels of an image in it, at least
+_SAMPLES = 10  # images of each method
+_SAMPLE, _LETTER = 0.62, 0.075  # inches: an image of them, a letter of the name before
 
 
 def weight_condition(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
@@ -138,16 +142,54 @@ def traversals(preset: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]
         (outcome,) = (o for o in outcomes if o.experiment.preset == preset)
         found = {}
         size = _TILE
-        for row in rows:
-            runs = (Run.open(r.path) for r in outcome.records.get(row, ()) if r.finished and r.path is not None)
-            run = next((run for run in runs if any(run.checkpoints.iterdir())), None)
-            if run is not None:
-                generator = load_generator(run)
-                shown = find_directions(generator, "own", _SHOWN)
-                images = traverse(generator, 1, shown)  # the same latent for all
-                size = images.shape[-1]
-                found[outcome.short(row)] = images, shown
+        for name, generator in _generators(outcome, rows):
+            shown = find_directions(generator, "own", _SHOWN)
+            images = traverse(generator, 1, shown)  # the same latent for all
+            size = images.shape[-1]
+            found[name] = images, shown
         heading = f"{outcome.experiment.label}: the {_SHOWN} directions with the largest effect"
         return compare(found, title=heading, scale=-(-_TILE // size)) if found else None
 
     return draw
+
+
+def samples(preset: str) -> Callable[[Sequence[Outcome], Sequence[Any]], Any]:
+    """What draws images of each method on one preset from the same latents, by the checkpoints of its first seed."""
+
+    def draw(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
+        (outcome,) = (o for o in outcomes if o.experiment.preset == preset)
+        found = {name: _images(generator) for name, generator in _generators(outcome, rows)}
+        if not found:
+            return None
+        left, top = _LETTER * max(map(len, found)) + 0.15, 0.35
+        width, height = left + _SAMPLES * _SAMPLE, top + len(found) * _SAMPLE
+        figure = new_figure(width, height)
+        figure.text(0.01, 1 - 0.2 / height, f"{outcome.experiment.label}: samples, in a column from one latent", size=9)
+        for line, (name, images) in enumerate(found.items()):
+            y = 1 - (top + (line + 1) * _SAMPLE) / height
+            figure.text(0.01, y + _SAMPLE / 2 / height, name, size=8.5, va="center")
+            for column, image in enumerate(images):
+                corner = (left + column * _SAMPLE) / width, y
+                axes = figure.add_axes((*corner, 0.95 * _SAMPLE / width, 0.95 * _SAMPLE / height))
+                axes.imshow(image)
+                axes.set_axis_off()
+        return figure
+
+    return draw
+
+
+def _images(generator: Any) -> Any:
+    """Images from latents that are the same for generators of as many latents, as arrays of pixels in [0, 1]."""
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        images = generator(torch.randn(_SAMPLES, generator.z_dim, generator=rng))
+    return images.add(1).div(2).clamp(0, 1).movedim(1, -1).numpy()
+
+
+def _generators(outcome: Outcome, rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The name of each method and the generator of its first finished training that has a checkpoint."""
+    for row in rows:
+        runs = (Run.open(r.path) for r in outcome.records.get(row, ()) if r.finished and r.path is not None)
+        run = next((run for run in runs if any(run.checkpoints.iterdir())), None)
+        if run is not None:
+            yield outcome.short(row), load_generator(run)

@@ -7,7 +7,13 @@ from typing import Any
 from orthocond.lab.config import Config, Scale, change, find_scale
 from orthocond.lab.generation import paper
 from orthocond.lab.generation.config import GRAMMAR, GanMethod
-from orthocond.lab.generation.figures import effect_matrices, predictability_and_truth, traversals, weight_condition
+from orthocond.lab.generation.figures import (
+    effect_matrices,
+    predictability_and_truth,
+    samples,
+    traversals,
+    weight_condition,
+)
 from orthocond.lab.generation.presets import PRESETS
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, FigurePlan, Measure
 from orthocond.lab.tables.figures import differences
@@ -219,7 +225,7 @@ _TRUTH_NOTES = (
     "Scores compare the latents along each direction with the factors of sprites, which can be read from an image: "
     "position, size, stretch, hue and background, in percent of the best possible. The factor distance is the Fréchet "
     "distance between the factors of generated and real images, in units of the deviation of the real ones: how well "
-    "the GAN has learnt its data. A training of whose images fewer than 100 can be read has no scores.",
+    "the GAN has learned its data. A training of whose images fewer than 100 can be read has no scores.",
 )
 _ROTATED_NOTES = (
     "Measures without a kind of directions are along the axes. Rotated axes are random orthonormal bases of the "
@@ -238,8 +244,11 @@ _DIFFERENCES = FigurePlan("differences", differences)
 _WEIGHT_CONDITION = FigurePlan("weight-condition", weight_condition)
 
 
-def _traversals(preset: str) -> FigurePlan:
-    return FigurePlan(f"traversals-{preset}", traversals(preset), of_checkpoints=True)
+def _pictures(preset: str) -> tuple[FigurePlan, ...]:
+    return (
+        FigurePlan(f"samples-{preset}", samples(preset), of_checkpoints=True),
+        FigurePlan(f"traversals-{preset}", traversals(preset), of_checkpoints=True),
+    )
 
 
 def _sprites(name: str, title: str, kinds: tuple[str, ...], baseline: str) -> Comparison:
@@ -249,7 +258,7 @@ def _sprites(name: str, title: str, kinds: tuple[str, ...], baseline: str) -> Co
         _WEIGHT_CONDITION,
         FigurePlan("effects", effect_matrices(directions)),
         FigurePlan("predictability", predictability_and_truth(directions)),
-        _traversals(name),
+        *_pictures(name),
     )
     return GanComparison(
         name,
@@ -288,7 +297,7 @@ TABLES: tuple[Table, ...] = (
         _EIGEN,
         _faces((_OWN, _JOINT)),
         _FACTS,
-        (_DIFFERENCES, _WEIGHT_CONDITION, _traversals("eigengan-animeface"), _traversals("eigengan-ffhq")),
+        (_DIFFERENCES, _WEIGHT_CONDITION, *_pictures("eigengan-animeface"), *_pictures("eigengan-ffhq")),
         (*_EIGEN_NOTES, *_FID_NOTES, *_STATISTICS),
         "ol",
         eigen_label,
@@ -301,7 +310,7 @@ TABLES: tuple[Table, ...] = (
         _VANILLA,
         _faces((_AXES, "sefa", "jacobian", _JOINT)),
         _FACTS,
-        (_DIFFERENCES, _WEIGHT_CONDITION, _traversals("gan-celeba"), _traversals("gan-church")),
+        (_DIFFERENCES, _WEIGHT_CONDITION, *_pictures("gan-celeba"), *_pictures("gan-church")),
         (*_FID_NOTES, *_STATISTICS),
         "none",
         label,

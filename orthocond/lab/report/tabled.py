@@ -74,7 +74,7 @@ def verdict(content: Mapping[str, Any]) -> list[str]:
         for row in each["rows"]
         if row["method"]["name"] != content["baseline"]
     ]
-    return [_differs(content, measure, cells), _agrees(cells), _sees(content, measure, cells)]
+    return [_differs(content, measure, cells), _agrees(cells), _sees(content, cells)]
 
 
 def _differs(content: Mapping[str, Any], measure: Mapping[str, Any], cells: Sequence[Any]) -> str:
@@ -116,7 +116,7 @@ def _agrees(cells: Sequence[Any]) -> str:
     return f"{text}; {against or 'none'} {'has' if against == 1 else 'have'} surely the opposite sign."
 
 
-def _sees(content: Mapping[str, Any], measure: Mapping[str, Any], cells: Sequence[Any]) -> str:
+def _sees(content: Mapping[str, Any], cells: Sequence[Any]) -> str:
     halves = [(d["high"] - d["low"]) / 2 for *_, c in cells if (d := c.get("difference")) and d.get("low") is not None]
     paper = [abs(c["paper_difference"]["mean"]) for *_, c in cells if c.get("paper_difference")]
     seeds = counted(content["seeds"], "seed")
@@ -288,8 +288,9 @@ def _curves(groups: Sequence[Group]) -> list[Block]:
 
 
 def _figures(folder: Path, names: Sequence[str]) -> list[Picture]:
-    """Pictures that are no charts: traversals and effects. The charts are made anew, with hover."""
-    return _pictures(folder, [name for name in names if name.startswith(("traversals", "effects", "predictability"))])
+    """Pictures that are no charts: samples, traversals and effects. The charts are made anew, with hover."""
+    pictures = "samples", "traversals", "effects", "predictability"
+    return _pictures(folder, [name for name in names if name.startswith(pictures)])
 
 
 def _pictures(folder: Path, names: Sequence[str]) -> list[Picture]:
