@@ -123,8 +123,8 @@ def tables(dtype, inverse):
 HEADER = f"""# Precision
 
 The tables have the relative error of value and gradient in the Frobenius norm, against mpmath in 60 digits. The
-matrices are {SIZE} x {SIZE}, with eigenvalues evenly spaced in the logarithm from 1 to κ. Bold is above 10 %. "Ties" is a
-diagonal matrix with eight pairs of exactly equal eigenvalues. "Near ties" is the same matrix rotated, which leaves
+matrices are {SIZE} x {SIZE}, with eigenvalues evenly spaced in the logarithm from 1 to κ. Bold is above 10 %. "Ties" is
+a diagonal matrix with eight pairs of exactly equal eigenvalues. "Near ties" is the same matrix rotated, which leaves
 them equal up to rounding. The oracle is the root of the matrix after rounding to that precision. A dash means that
 rounding to float32 alone made the matrix indefinite. `benchmarks/precision.py` writes this page.
 
