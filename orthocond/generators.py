@@ -36,8 +36,8 @@ class Generator(nn.Module):
     counts as one with normal latents and images in [-1, 1].
 
     Two images are made when the object is made, so that a wrong shape, prior or range is an error here. Pixels that
-    fit the range but lie in [0, 1] alone, as after a sigmoid, are a warning: such a range is most likely wrong, images
-    would be drawn pale and effects be half of what they are.
+    fit the range but lie in [0, 1] alone, as after a sigmoid, give a warning: the range is most likely wrong. Pictures
+    would be pale, and effects half of what they are.
 
     Args:
         module: Module or function from latents to images.

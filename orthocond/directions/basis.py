@@ -24,9 +24,9 @@ TIE_TOL = 0.01
 class Directions:
     r"""Unit directions of a latent space. Methods that find them put the most important first.
 
-    Eigenvectors of equal eigenvalues are any rotation of each other: where a weight is orthogonal, as the paper wants
-    it, the directions of `sefa` are arbitrary. So importances that are equal count as `ties`, and a group of ties is a
-    subspace, not a list of meanings. Neighbors by importance tie where :math:`\lambda_i - \lambda_{i+1} \le
+    Eigenvectors of equal eigenvalues are arbitrary up to rotation. Where a weight is orthogonal, as the paper wants it,
+    so are the directions of `sefa`. Equal importances therefore count as `ties`, and a group of ties is a subspace, not
+    a list of meanings. Neighbors by importance tie where :math:`\lambda_i - \lambda_{i+1} \le
     t \lambda_i`, or where both are zero up to rounding; what ties in a chain is one group.
 
     Args:

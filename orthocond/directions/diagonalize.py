@@ -52,10 +52,10 @@ def jointly_diagonalize(
     .. math:: \sum_k w_k \sum_{i \ne j} (R A_k R^T)_{ij}^2
 
     Symmetric matrices that commute have a common basis of eigenvectors, and R is that basis. Others have none, and R is
-    the best compromise. In the plane of two rows the best angle is known in closed form (Jacobi angles); a step turns
-    all planes at once by their angles, by less if that does not lower the energy, and by the best single plane, which
-    always does, if nothing else helps. The conjugate direction of the step before speeds it up. The result is optimal
-    in every plane.
+    the best compromise. In the plane of two rows the best angle is known in closed form (Jacobi angles). A step turns
+    all planes at once by their angles. If that does not lower the energy, it turns them by less. If nothing else helps,
+    it turns the best single plane, which always lowers it. The conjugate direction of the step before speeds this up.
+    The result is optimal in every plane.
 
     Args:
         matrices: Symmetric ``(n, d, d)``.

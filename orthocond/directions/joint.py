@@ -66,15 +66,15 @@ def joint_directions(
     r"""The directions whose effects on the image are orthogonal to each other at as many latents as possible.
 
     Two latents are disentangled to first order if they change the image in orthogonal ways, so that
-    :math:`J_z^T J_z` is diagonal at every z. Normal latents may be rotated freely, so choose the rotation R that comes
+    :math:`J_z^T J_z` is diagonal at every z. Normal latents may be rotated freely. This finds the rotation R that comes
     nearest to it (see `jointly_diagonalize`):
 
     .. math:: \min_R \sum_z w_z \sum_{i \ne j} \bigl(R A_z R^T\bigr)_{ij}^2,
         \qquad A_z = J_z^T J_z / \operatorname{tr} J_z^T J_z
 
-    It costs no training. `sefa` and `jacobian_directions` diagonalize one matrix, the weight's or the mean; where its
-    eigenvalues tie, as for an orthogonal weight, they are arbitrary. Many matrices tell directions apart that one does
-    not.
+    It costs no training. `sefa` and `jacobian_directions` diagonalize one matrix, the weight's or the mean. Where its
+    eigenvalues tie, as for an orthogonal weight, their directions are arbitrary. Many matrices tell directions apart
+    that one does not.
 
     For a uniform prior a rotation is no symmetry. The directions are valid all the same; the coordinates along them are
     not independent of each other then.
@@ -168,9 +168,9 @@ def off_diagonal_energy(
 ) -> float:
     r"""How far directions are from changing the image in orthogonal ways: what `joint_directions` minimizes.
 
-    It is the part of the squared entries of :math:`V J_z^T J_z V^T` that is off the diagonal, over all latents, with
-    the directions as rows of V: 0 if each changes the image orthogonally to all others at every latent. Measure on
-    latents that were not used to find them; the default seed is another one than that of `joint_directions`.
+    It is the fraction of the squared entries of :math:`V J_z^T J_z V^T` that is off the diagonal, over all latents,
+    with the directions as rows of V: 0 if each changes the image orthogonally to all others at every latent. Measure on
+    latents that were not used to find them; the default seed is not that of `joint_directions`.
 
     Args:
         generator: A `Generator`, or any callable with ``z_dim``.

@@ -135,7 +135,7 @@ class EigenGenerator(nn.Module):
 
     The model has two forms. The faithful one is that of the paper's code: transposed 3x3 convolutions of stride 2,
     torch's initial weights, random orthogonal :math:`U_i`, and :math:`l_i` = 3 · directions, ..., 6, 3. It needs its
-    hundreds of thousands of steps: at the start its discriminator tells all images apart by 5e-5, and its transposed
+    hundreds of thousands of steps: at the start the logits of its discriminator deviate by 5e-5, and its transposed
     convolutions leave checkerboards. The working form draws faces within minutes at 32 pixels: nearest-neighbor
     upsampling before 3x3 convolutions, He's initial weights with zero biases (the TensorFlow original has them too; the
     last convolution has a quarter of them, so that few pixels begin saturated), smooth :math:`U_i` (orthonormalized

@@ -18,9 +18,9 @@ def discriminator_health(real_logits: Tensor, fake_logits: Tensor) -> dict[str, 
     r"""What one step says about the discriminator.
 
     A discriminator that cannot tell gives all images the same logit. Its cross-entropy
-    :math:`E\,\mathrm{softplus}(-d_{real}) + E\,\mathrm{softplus}(d_{fake})`, after the mean of all logits is taken from
-    them, is then 2 ln 2. The mean is taken away because hinge and Wasserstein losses leave it free. One step with this
-    value may be chance; if it is so in most steps, the discriminator is dead, and the generator learns nothing.
+    :math:`E\,\mathrm{softplus}(-d_{real}) + E\,\mathrm{softplus}(d_{fake})`, after subtracting the mean of all
+    logits, is then 2 ln 2. The mean is subtracted because hinge and Wasserstein losses leave it free. One step with
+    this value may be chance. If most steps have it, the discriminator is dead, and the generator learns nothing.
 
     Args:
         real_logits: Logits of real images.
@@ -29,7 +29,7 @@ def discriminator_health(real_logits: Tensor, fake_logits: Tensor) -> dict[str, 
     Returns:
         Scalars without gradient, whose averages over steps and processes mean something: ``"real_logit"`` and
         ``"fake_logit"``, the mean logits, and ``"cannot_tell"``, 1 if the cross-entropy is within 0.002 of 2 ln 2, else
-        0. Its average is the part of the steps.
+        0. Its average is the fraction of such steps.
 
     Raises:
         TypeError: If the logits are not floating point.

@@ -407,14 +407,14 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
 
     Mean and covariance take one pass, accumulated in float64, and the whole map is one matrix product, with the memory
     of plain batch normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with
-    `Eigh`). The whitening matrix of evaluation is computed when the layer enters evaluation and when its statistics
-    have changed, by whatever way, and is stored in the buffer ``whitening``, so that exported graphs hold no
+    `Eigh`). The whitening matrix of evaluation is computed when the layer enters evaluation, and again when its
+    statistics have changed in any way. It is stored in the buffer ``whitening``, so that exported graphs hold no
     decomposition. Statistics stay in float32 under ``half()`` and ``bfloat16()``; half-precision features are whitened
     in float32.
 
     A batch with NaN or infinity makes the output NaN, as in ``nn.BatchNorm2d``, so that a gradient scaler skips the
-    step. The running statistics leave it out, and the buffer ``skipped_batches`` (not in the state) counts it; so they
-    do with a batch whose statistics overflow their dtype.
+    step. The running statistics leave such a batch out, and also one whose statistics overflow their dtype. The buffer
+    ``skipped_batches`` (not in the state) counts both.
 
     Args:
         num_features: Number of channels C.

@@ -28,8 +28,8 @@ def whiten_color(
 
     Returns :math:`\alpha y + (1 - \alpha) x_c` with
     :math:`y = (P_s + \varepsilon I)^{1/2} (P_c + \varepsilon I)^{-1/2} (x_c - \mu_c) + \mu_s`. The ridge is the same in
-    both roots, so that features in their own style stay what they are. The map is one matrix product; its gradient,
-    to content and style, is exact and twice differentiable with `Eigh`.
+    both roots, so that features in their own style do not change. The map is one matrix product. Its gradient, to
+    content and style, is exact, and can be differentiated again with `Eigh`.
 
     Args:
         content: Features ``(B, C, *)`` with at least one dimension of positions.

@@ -45,8 +45,7 @@ def convert_batchnorm(
     Layers of exactly the types ``nn.BatchNorm1d/2d/3d`` and ``nn.SyncBatchNorm`` are replaced. The latter, which does
     not say how many dimensions it expects, becomes a `DecorrelatedBatchNorm2d` that is synchronized over the same
     processes. A subclass may compute something else (an activation, for example), and hooks or parametrizations
-    belong to the old layer: where such layers are asked for by name that is an error, otherwise they stay as they are,
-    with a warning.
+    belong to the old layer. It is an error to name such a layer; otherwise it stays as it is, with a warning.
 
     Args:
         module: A model, changed in place, or one batch normalization.

@@ -24,11 +24,11 @@ def update_statistics(
 ) -> int:
     """Take the running statistics of all batch normalizations, plain and decorrelated, anew from training batches.
 
-    Running averages lag behind weights that move, and those of averaged weights (SWA, EMA) were never taken. This runs
+    Running averages lag behind weights that move, and averaged weights (SWA, EMA) have none of their own. This runs
     the model in training mode, without gradients, and keeps the plain average over all batches. It is the counterpart
     of ``torch.optim.swa_utils.update_bn``, which leaves decorrelated batch normalization as it is without a word.
 
-    Modes and momenta are as before afterwards. If something fails, the statistics are as before, too. A layer that no
+    Afterward modes and momenta are as before. If something fails, the statistics are as before, too. A layer that no
     batch reaches keeps its statistics, with a warning.
 
     Args:

@@ -52,7 +52,7 @@ class Eigh(Solver):
     * Without ``eps``, eigenvalues at or below that size are left out: both roots are 0 in their directions, so
       `inv_sqrtm` of a singular matrix is the root of its pseudo-inverse.
     * With an ``eps`` below that size, they count as zero and get the ridge: the inverse root is ``1 / sqrt(eps)``.
-    * With a larger ``eps``, the matrix is taken at its word.
+    * A larger ``eps`` is added to the eigenvalues as they are.
 
     The gradient between a kept and a left-out direction is :math:`f_i / (\lambda_i - \lambda_j)`. Where two such
     eigenvalues are within a factor of 2, on both sides of the tolerance, :math:`\lambda_i / 2` takes the place of the

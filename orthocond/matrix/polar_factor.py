@@ -74,7 +74,7 @@ class GramPolar(PolarMethod):
     Attributes:
         rank_tol: Singular values at or below ``rank_tol * largest`` count as zero. None takes the rounding error of
             the input, its machine epsilon times the root of the longer side. It is never below 1e-8 times the root of
-            twice the shorter side: what is smaller the Gram matrix does not know, even in float64.
+            twice the shorter side: the Gram matrix does not resolve smaller ones, even in float64.
         precision: ``"auto"`` computes in float32 where the condition number of a float32 or half-precision matrix is
             below 8, else in float64; ``"float64"`` always.
 
@@ -154,9 +154,9 @@ class NewtonSchulzPolar(PolarMethod):
 class PolarExpress(PolarMethod):
     """Minimax-optimal quintic iteration of Amsel et al. (2025), finished by Newton-Schulz steps so that it converges.
 
-    Matrix products alone, for GPUs, in the input's precision, at least float32. It sees no single directions: it has
-    no rank tolerance, leaves a singular value below 1e-4 of the Frobenius norm at less than 1, and its gradient is
-    that of the iteration.
+    It consists of matrix products, for GPUs, in the input's precision, at least float32. It sees no single directions:
+    it has no rank tolerance, leaves a singular value below 1e-4 of the Frobenius norm at less than 1, and its gradient
+    is that of the iteration.
 
     Attributes:
         steps: Number of steps; None takes as many as singular values from 1e-4 of the norm need.

@@ -25,9 +25,10 @@ def sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
     :math:`Q Q = A + \varepsilon I`. It normalizes the covariance in global covariance pooling.
 
     With the default solver the gradient :math:`X` of a loss with gradient :math:`G` at the root solves
-    :math:`Q X + X Q = G`: it divides by sums of root eigenvalues, never by differences of eigenvalues, is exact where
-    they repeat and can be differentiated again. Between two directions of eigenvalue zero, where the root has no
-    derivative, it is 0; directions of zero variance carry no gradient to the features behind a covariance either.
+    :math:`Q X + X Q = G`. It divides by sums of roots of eigenvalues, never by differences of eigenvalues. It is exact
+    where eigenvalues repeat, and can be differentiated again. Between two directions of eigenvalue zero the root
+    has no derivative, and the gradient is 0. Directions of zero variance carry no gradient to the features behind a
+    covariance either.
 
     Args:
         a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. The symmetric part ``(a + a.mT) / 2``
@@ -44,7 +45,7 @@ def sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
         RuntimeError: If the decomposition fails in all its attempts.
 
     Accuracy:
-        Relative error of about machine epsilon, of float64 where the condition number is above 1e3.
+        The relative error is about machine epsilon. Above a condition number of 1e3 the epsilon is that of float64.
 
     Example:
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
@@ -66,7 +67,8 @@ def inv_sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
     root of the pseudo-inverse.
 
     The gradient of the default solver has the factors :math:`-1 / (r_i r_j (r_i + r_j))` with r the roots of the
-    eigenvalues: exact where eigenvalues repeat, where ``torch.linalg.eigh`` gives NaN, and twice differentiable.
+    eigenvalues. It is exact where eigenvalues repeat (``torch.linalg.eigh`` gives NaN there), and can be differentiated
+    again.
 
     Args:
         a: Matrices ``(*, n, n)``, positive semi-definite up to rounding. The symmetric part ``(a + a.mT) / 2``
@@ -83,7 +85,8 @@ def inv_sqrtm(a: Tensor, *, eps: float = 0.0, solver: Solver = _EIGH) -> Tensor:
         RuntimeError: If the decomposition fails in all its attempts.
 
     Accuracy:
-        Relative error of about machine epsilon times the condition number, of float64 where that is above 1e3.
+        The relative error is about machine epsilon times the condition number. Above a condition number of 1e3 the
+        epsilon is that of float64.
 
     Example:
         >>> a = torch.eye(2, requires_grad=True)  # repeated eigenvalues: autograd through torch.linalg.eigh gives nan

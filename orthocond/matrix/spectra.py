@@ -14,7 +14,7 @@ _SKEW = 0.01  # share of a covariance that rounding may have made antisymmetric,
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The spectrum of a batch of matrices, in float64. All fields are tensors of the batch shape unless said.
+    """The spectrum of a batch of matrices, in float64. Fields are tensors of the batch shape, except where noted.
 
     Attributes:
         eigenvalues: ``(*, n)``, descending, without the ridge.

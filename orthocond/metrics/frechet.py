@@ -100,13 +100,13 @@ class FrechetDistance:
     Features are accumulated in float64 as they come, so memory is one matrix ``(d, d)`` a side. Under torch.distributed
     each process updates with its own images, and `compute` and `save_reference`, which all have to call, join them.
 
-    Below d + 1 images the covariance is singular. The distance is still defined and computed, but it is biased upwards
-    by far more than usual, and `compute` warns once. The bias shrinks like 1/n for any n, so compare only distances of
+    Below d + 1 images the covariance is singular. The distance is still defined and computed, but its upward bias is
+    far larger than usual, and `compute` warns once. The bias shrinks like 1/n for any n, so compare only distances of
     the same ``protocol``, which carries the number of generated images, and the same reference.
 
     Args:
         extractor: Callable from a batch of images to features ``(n, d)``, such as `inception_extractor()`; a module
-            has to be in evaluation mode. What images it takes is its own business.
+            has to be in evaluation mode. It decides which images it takes.
         name: Name of the extractor in ``protocol``; None takes its attribute ``name``, or that of its class or
             function.
 

@@ -96,7 +96,7 @@ class History(list[Record]):
         return {key: [record[key] for record in records] for key in KEYS}
 
     def to_json(self, path: Path_) -> None:
-        """Write it as JSON, which has no number for them, with "inf" and "nan" as strings."""
+        """Write it as JSON, with "inf" and "nan" as strings, since JSON has no numbers for them."""
         records = [{key: _to_json(value) for key, value in record.items()} for record in self]
         Path(path).write_text(json.dumps({"records": records}, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

@@ -184,9 +184,9 @@ def orthogonal(
     matrix, g times the `polar` factor B of the module's own weight.
 
     The paper's :math:`\exp(W - W^T)` is for square matrices. Here the parameter X, of the shape of the weight, stands
-    for :math:`W = g \exp(A)\, B` with the skew-symmetric :math:`A = X B^T - B X^T` (and transposed for a wide W): the
-    paper's form where B = I, all of the orthonormal matrices otherwise, and B itself for X equal to the module's own
-    weight, which is where it starts. So the parameter keeps its values, its place in the optimizer and its scale.
+    for :math:`W = g \exp(A)\, B` with the skew-symmetric :math:`A = X B^T - B X^T` (transposed for a wide W). For B = I
+    this is the paper's form. X starts as the module's own weight, for which A = 0 and W = g B. So the parameter keeps
+    its values, its place in the optimizer and its scale.
 
     Args:
         module: Linear, convolution, transposed convolution, or any module with a parameter of two or more dimensions.
@@ -194,7 +194,8 @@ def orthogonal(
         name: Which parameter.
         map: ``"cayley"``: :math:`(I - A/2)^{-1} (I + A/2)` in place of :math:`\exp(A)`, equal to second order and the
             cheapest: one inverse of the smaller side. ``"exponential"``: as in the paper. ``"polar"``: W is the polar
-            factor of X itself; no base, the most accurate, for gradients divided by the singular values of X.
+            factor of X itself, without a base. It is the most accurate, but divides gradients by the singular values
+            of X.
         gain: Factor of the orthogonal matrix. With ``1 / k`` a convolution with a tall matrix and a k x k kernel of
             stride 1 preserves the norm of its input (borders apart).
         metric: Makes W orthogonal in the metric of the input instead, :math:`W \Sigma W^T = g^2 I` (for a tall W,

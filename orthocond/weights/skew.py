@@ -30,9 +30,9 @@ class SkewOrthogonalConv2d(nn.Module):
     .. math:: y = x + K * x + \tfrac{1}{2!} K * K * x + \dots + \tfrac{1}{T!} K^{*T} * x
 
     Each term widens the receptive field by the kernel: 5 terms of a 3x3 kernel see 11x11. For C channels in and out and
-    stride 1 the map is orthogonal. Otherwise C is the larger of ``in · stride²`` and ``out``; a narrower input is
-    padded with zero channels, which keeps norms, and of a wider output the first channels are taken, which does not
-    increase them. The stride moves blocks of pixels to channels first, which is orthogonal.
+    stride 1 the map is orthogonal. Otherwise C is the larger of ``in · stride²`` and ``out``. A narrower input is
+    padded with zero channels, which keeps norms. A wider output is cut to its first channels, which does not increase
+    norms. The stride moves blocks of pixels to channels first, which is orthogonal.
 
     K is divided by a bound on its norm (the least of four reshapes, by power iteration: 50 steps at the start, one for
     each forward in training mode) to make the series short. All of the state is in buffers.
