@@ -35,10 +35,10 @@ def network(pooling):
     return model
 
 
-def textures(count, generator):
+def textures(count, rng):
     """Noise, horizontal and vertical stripes with equal colors; the first image has no pattern at all."""
-    labels = torch.randint(3, (count,), generator=generator)
-    images = torch.randn(count, 3, 16, 16, generator=generator)
+    labels = torch.randint(3, (count,), generator=rng)
+    images = torch.randn(count, 3, 16, 16, generator=rng)
     images[labels == 1] = images[labels == 1].mean(-1, keepdim=True).expand(-1, -1, -1, 16) * 4
     images[labels == 2] = images[labels == 2].mean(-2, keepdim=True).expand(-1, -1, 16, -1) * 4
     images[0] = 0.5
@@ -46,10 +46,10 @@ def textures(count, generator):
 
 
 def train(model, steps=60):
-    generator = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
-        images, labels = textures(48, generator)
+        images, labels = textures(48, rng)
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()

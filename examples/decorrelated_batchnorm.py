@@ -21,10 +21,10 @@ def network():
     )
 
 
-def blobs(count, generator):
+def blobs(count, rng):
     """A bright blob in one of four quarters, over smooth noise that all colors share."""
-    labels = torch.randint(4, (count,), generator=generator)
-    images = F.avg_pool2d(torch.randn(count, 3, 20, 20, generator=generator), 5, 1) * 3
+    labels = torch.randint(4, (count,), generator=rng)
+    images = F.avg_pool2d(torch.randn(count, 3, 20, 20, generator=rng), 5, 1) * 3
     images = images.mean(1, keepdim=True) + 0.3 * images
     for image, label in zip(images, labels.tolist(), strict=True):
         row, column = 2 + 8 * (label // 2), 2 + 8 * (label % 2)
@@ -32,11 +32,11 @@ def blobs(count, generator):
     return images, labels
 
 
-def train(model, steps, generator):
+def train(model, steps, rng):
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(steps):
-        images, labels = blobs(64, generator)
+        images, labels = blobs(64, rng)
         optimizer.zero_grad()
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
@@ -63,11 +63,11 @@ def correlations(model):
 
 def main():
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     model = network()
-    train(model, 40, generator)
+    train(model, 40, rng)
     converted = oc.convert_batchnorm(copy.deepcopy(model), groups={"5": 2})
-    images = blobs(8, generator)[0]
+    images = blobs(8, rng)[0]
     with torch.no_grad():
         change = (model.eval()(images) - converted.eval()(images)).abs().max()
     print(f"Converted: {converted[1]}\nLargest change of an output by the conversion: {change:.1e}\n")

@@ -37,9 +37,9 @@ METHODS = {
 
 def matrix(gap):
     """Eigenvalues 1, 1 + gap, 2, 3, 4, 5; a rotation that mixes only directions outside the pair keeps a tie exact."""
-    generator = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     rotation = torch.eye(6, dtype=torch.float64)
-    rotation[2:, 2:] = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=generator))[0]
+    rotation[2:, 2:] = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64, generator=rng))[0]
     p = rotation @ torch.diag(torch.tensor([1.0, 1.0 + gap, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)) @ rotation.mT
     return (p + p.mT) / 2
 

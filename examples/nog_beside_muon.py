@@ -56,9 +56,9 @@ def train(make):
     """Loss at the end, and singular values of the last update of a hidden matrix, as a ratio."""
     teacher, model = network(1), network(2)
     optimizers = make(model)
-    generator = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     for _ in range(STEPS):
-        x = torch.randn(128, 20, generator=generator)
+        x = torch.randn(128, 20, generator=rng)
         with torch.no_grad():
             target = 3 * teacher(2 * x)
         loss = nn.functional.mse_loss(model(x), target)

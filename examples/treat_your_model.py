@@ -15,15 +15,15 @@ import orthocond as oc
 CLASSES = 6
 
 
-def gratings(count, generator):
+def gratings(count, rng):
     """Colored stripes in one of six orientations under noise: neighboring pixels agree, as in photographs."""
-    labels = torch.randint(CLASSES, (count,), generator=generator)
+    labels = torch.randint(CLASSES, (count,), generator=rng)
     angle = labels * math.pi / CLASSES
-    phase = 2 * math.pi * torch.rand(count, generator=generator)
+    phase = 2 * math.pi * torch.rand(count, generator=rng)
     y, x = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
     waves = torch.cos(0.9 * (x * angle.cos()[:, None, None] + y * angle.sin()[:, None, None]) + phase[:, None, None])
-    color = 0.5 + torch.rand(count, 3, 1, 1, generator=generator)
-    return color * waves[:, None] + 1.5 * torch.randn(count, 3, 16, 16, generator=generator), labels
+    color = 0.5 + torch.rand(count, 3, 1, 1, generator=rng)
+    return color * waves[:, None] + 1.5 * torch.randn(count, 3, 16, 16, generator=rng), labels
 
 
 def network():
@@ -50,13 +50,13 @@ def white_start(model, optimizer):
 
 def train(treatment, steps=60):
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     treatment(model, optimizer)
     with oc.ConditionMonitor(model) as monitor:
         for _ in range(steps):
-            images, labels = gratings(64, generator)
+            images, labels = gratings(64, rng)
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()

@@ -163,7 +163,7 @@ def test_a_training_takes_the_six_hops_of_the_page():
 
 def test_a_generator_makes_images_and_rng_random_numbers():
     wrong = []
-    for path, tree in sources("orthocond"):
+    for path, tree in (*sources("orthocond"), *sources("examples")):
         for node in ast.walk(tree):
             typed = isinstance(node, ast.arg) and node.annotation is not None
             if typed and node.arg == "generator" and "torch.Generator" in ast.unparse(node.annotation):
