@@ -10,7 +10,7 @@ from orthocond.matrix import matrix_view
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
-# Of each kind of layer the parameters that are matrices. Attention has one weight for query, key and value, or three.
+# The parameters of each kind of layer that are matrices. Attention has one weight for query, key and value, or three.
 _MATRICES: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.Linear, *CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS), ("weight",)),
     ((nn.MultiheadAttention,), ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")),

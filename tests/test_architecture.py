@@ -16,6 +16,7 @@ BRITISH = re.compile(
     r"(?i)(normal|initial|optim|synchron|organ|minim|maxim|summar|regular|parametr|diagonal|general|visual|serial|util|"
     r"recogn|standard|vector|quant|token)is(e|ing|ation)|analyse|colour|centre|behaviour|favour|neighbour|licence|grey"
 )
+OF_A = re.compile(r'(?m)(?:^ *(?:[#*-]|""")? *|[.!?:] )Of (?:an?|the|all|each|every|its|this|these|those) ')
 VAGUE = {"judged", "drawn", "look", "Look", "_Look", "Given", "Sketch"}
 
 
@@ -129,14 +130,15 @@ def test_identifiers_are_in_american_spelling_and_say_what_they_are(folder):
     assert wrong == set()
 
 
-def test_prose_is_in_american_spelling():
+def test_prose_is_in_american_spelling_and_begins_with_the_subject():
     """In pages, docstrings, comments and messages; only this file has to name what is wrong."""
     folders = ("orthocond", "tests", "benchmarks", "examples", "docs", "results", ".ci", ".github")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if "_build" not in path.parts]
     wrong = set()
     for path in (*files, *ROOT.glob("*.md"), ROOT / "Makefile", ROOT / "pyproject.toml"):
         if path != Path(__file__) and (path.suffix in (".py", ".md", ".toml", ".yml") or path.name == "Makefile"):
-            words = {found.group() for found in BRITISH.finditer(path.read_text())}
+            text = path.read_text()
+            words = {found.group() for found in (*BRITISH.finditer(text), *OF_A.finditer(text))}
             wrong |= {(path.relative_to(ROOT).as_posix(), word) for word in words}
     assert wrong == set()
 

@@ -181,7 +181,7 @@ def test_it_is_orthogonal_in_a_metric(layer, map):
     sigma = spd(n, 1e3, groups)
     orthogonal(module, map=map, gain=0.5, metric=sigma if groups > 1 else sigma[0])
     root = sqrtm(sigma)
-    # Of all such weights the nearest to the module's own in the metric, which is nearest in the outputs.
+    # The weight that is nearest to the module's own in the metric, which is nearest in the outputs.
     torch.testing.assert_close(view(module), 0.5 * polar(own @ root) @ inv_sqrtm(sigma), rtol=0, atol=1e-12)
     move(module)
     assert error(view(module) @ root, 0.5) < 1e-10

@@ -52,8 +52,9 @@ def table(
 ) -> int:
     """Make a table or figure of the paper, and train what is missing for it.
 
-    Ours stands beside the paper's: mean and spread over seeds, and whether a difference is significant. Trainings that
-    are finished are not repeated, those that were stopped go on. Its report, a page with curves, stands beside it.
+    Our numbers stand beside the paper's: mean and spread over seeds, and whether a difference is significant. Trainings
+    that are finished are not repeated; those that were stopped go on. The report, a page with curves, is written beside
+    the table.
 
     With `--executor slurm` every training is a job. Ctrl-C leaves the jobs; `--status` shows them, and the same command
     watches them again, submits what was lost, and makes the table at the end.

@@ -50,7 +50,7 @@ class Equivalence:
 
 
 def std(values: Sequence[float]) -> float | None:
-    """The standard deviation of a sample, with n - 1; None of a single value."""
+    """The standard deviation of a sample, with n - 1; None for a single value."""
     return stdev(values) if len(values) > 1 else None
 
 
@@ -85,7 +85,7 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
 
 
 def equivalence(differences: Sequence[float], margin: float) -> Equivalence | None:
-    """Two one-sided t-tests that the mean difference is above ``-margin`` and below ``margin``; None of a single value.
+    """Two one-sided t-tests that the mean difference is between ``-margin`` and ``margin``; None for a single value.
 
     Example:
         >>> found = equivalence([0.1, -0.1, 0.2, 0.0], 0.5)
