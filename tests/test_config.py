@@ -24,6 +24,7 @@ from orthocond.lab.config import (
     from_json,
     to_json,
 )
+from orthocond.lab.presets import KINDS
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -204,9 +205,7 @@ def test_diff():
 
 # The real configurations
 
-PRESETS = [
-    (name, scale) for task in experiments.TASKS.values() for name in task.presets for scale in task.presets[name]
-]
+PRESETS = [(name, scale) for kind in KINDS.values() for name in kind.presets for scale in kind.presets[name]]
 
 
 @pytest.mark.parametrize(("name", "scale"), PRESETS)

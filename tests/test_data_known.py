@@ -10,7 +10,7 @@ from data_files import pack, write_cifar100, write_idx, write_tree
 from orthocond.cli import main
 from orthocond.lab.data import KNOWN, KnownSet, get, load, names
 from orthocond.lab.data.known import RemoteFile
-from orthocond.lab.experiments import TASKS
+from orthocond.lab.presets import KINDS
 
 
 class Server(ThreadingHTTPServer):
@@ -194,7 +194,7 @@ def test_every_known_set_can_be_got_or_says_how():
 
 def test_every_preset_trains_on_a_known_set():
     needed = {
-        config.data.source for task in TASKS.values() for scales in task.presets.values() for config in scales.values()
+        config.data.source for kind in KINDS.values() for scales in kind.presets.values() for config in scales.values()
     }
     assert needed - {"sprites", "images"} <= KNOWN.keys()  # the latter are your own
     assert {"tiny-imagenet-20", "animeface-64", "utkface-128", "celeba-10k", "buildings-64"} <= needed
