@@ -1,4 +1,4 @@
-"""Meta-layers that decompose a covariance: whitening, covariance pooling, coloring (paper: section 6.1)."""
+"""SVD layers, which decompose a covariance: whitening, covariance pooling, coloring (paper: section 6.1)."""
 
 from orthocond.layers.base import SVDLayer
 from orthocond.layers.batchnorm import (

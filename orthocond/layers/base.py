@@ -1,4 +1,4 @@
-"""What all meta-layers share: the base class, the features' layout, and errors that name the layer."""
+"""What all SVD layers share: the base class, the features' layout, and errors that name the layer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ def check_features(x: object, name: str, dims: tuple[int, ...] | int, channels: 
 
 
 class SVDLayer(nn.Module):
-    """Base class of the layers that decompose a covariance: the SVD meta-layers of the paper.
+    """Base class of the SVD layers, which decompose a covariance; the paper calls them SVD meta-layers.
 
     Attributes:
         solver: How its matrix roots are computed.
