@@ -2,7 +2,9 @@
 
 import ast
 import functools
+import importlib
 import importlib.util
+import inspect
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -128,6 +130,17 @@ def test_identifiers_are_in_american_spelling_and_say_what_they_are(folder):
     for _, tree in sources(folder):
         wrong |= {name for name in identifiers(tree) if BRITISH.search(name) or name in VAGUE}
     assert wrong == set()
+
+
+def test_no_function_has_the_name_of_a_module():
+    """The package has that name once: for the module, or for what would hide it."""
+    wrong = []
+    for path in sorted((ROOT / "orthocond").rglob("__init__.py")):
+        package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
+        modules = {file.stem for file in path.parent.glob("*.py")} | {folder.name for folder in path.parent.iterdir()}
+        hidden = modules & set(getattr(package, "__all__", ()))
+        wrong += [(path.parent.name, name) for name in hidden if not inspect.ismodule(getattr(package, name))]
+    assert wrong == []
 
 
 def test_prose_is_in_american_spelling_and_begins_with_the_subject():
