@@ -4,7 +4,7 @@ ResNet-18 and ResNet-50 with the stem for small images, one step of SGD with mom
 images, one thread. The paper's setting: whitening after the first convolution, treatments of that convolution. All
 contenders share the rest of the network and take turns; ratios are formed within each round.
 
-A whole step repeats itself to a few per cent only, which hides the treatments. So the stem, in which alone the
+A whole step repeats itself to a few percent only, which hides the treatments. So the stem, in which alone the
 contenders differ, is timed by itself too (forward, backward, optimizer's step), and what it takes more is given as a
 share of the whole step. Bounds are checked on that share; where one is exceeded, the operations that take more time
 are listed.

@@ -41,7 +41,7 @@ def numbers(text, row):
 def test_treat_your_model(run):
     text = run("treat_your_model.py")
     plain, treated, white = (numbers(text, row) for row in ("as it is", "oc.treat, NOG and OLR", "oc.whitening_init_"))
-    assert min(plain[0], treated[0], white[0]) > 80  # per cent; chance is 17
+    assert min(plain[0], treated[0], white[0]) > 80  # percent; chance is 17
     assert white[1] < 2 < 100 < plain[1] == treated[1]
     assert white[2] < treated[2] < plain[2]
 

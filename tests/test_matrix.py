@@ -75,7 +75,7 @@ def test_value_against_scipy():
 
 @pytest.mark.parametrize("precision", ["auto", "float64"])
 def test_float32_condition_1e6_needs_float64(precision):
-    """Why "auto" exists: the float32 gradient is wrong by several per cent at 1e6, that of "auto" is not."""
+    """Why "auto" exists: the float32 gradient is wrong by several percent at 1e6, that of "auto" is not."""
     a = spd(12, 1e6).float()
     g = torch.randn(12, 12, generator=torch.Generator().manual_seed(1))
     expected = reference_gradient(a, g, inverse=True)

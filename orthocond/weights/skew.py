@@ -13,7 +13,7 @@ from orthocond.weights._common import follow_singular_vector
 # for 3x3 kernels keeps the skew convolution below norm 2.1; the same limit is kept here for other kernels, and the
 # authors' exception for 1x1 kernels, whose norm is known exactly, too.
 _NORM_LIMIT = 2.1
-# Power iterations at the start, as the authors do: the norm is then known to a few per cent, at worst too small.
+# Power iterations at the start, as the authors do: the norm is then known to a few percent, at worst too small.
 _FIRST_ITERATIONS = 50
 # The four matrices (rows, columns) of a kernel (out, in, h, w) whose norms, times the root of h·w, each bound the norm
 # of the convolution.
