@@ -3,7 +3,7 @@
     python benchmarks/foreign_generators.py FOLDER [--out results/foreign-generators] [--latents 64] [--k 24]
 
 The folder holds decoders of YannDubs/disentangling-vae (disvae-*.pt) and the face32.pt of
-fletchersarip93/face-generator; those that are missing are skipped. The output has table.md, table.json, and a strip for
+fletchersarip93/face-generator; those that are missing are skipped. The output has table.md, numbers.json, and a strip for
 each kind of directions: of faces all kinds, regions too, and the joint ones from a second latent; of dSprites the axes
 and the joint ones.
 """
@@ -241,7 +241,7 @@ def main() -> None:
         make = face32 if path.stem == "face32" else decoder
         rows.append(study(path.stem, make(path), arguments.latents, arguments.k, arguments.out))
         print(path.stem, rows[-1]["energies"], flush=True)
-    (arguments.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (arguments.out / "numbers.json").write_text(json.dumps(rows, indent=1) + "\n")
     (arguments.out / "table.md").write_text(page(rows))
 
 

@@ -91,9 +91,32 @@ def test_a_timed_step_is_that_of_the_real_loop(tmp_path, monkeypatch, config):
 def test_the_time_of_the_optimizer_is_that_of_the_treatment_too(tmp_path, monkeypatch):
     stepper = Stepper(GenerationTask, tiny_gan("nog"), Run.create(tmp_path, "timed", tiny_gan("nog")))
     stepper.time()
-    slow = NearestOrthogonal.nearest
-    monkeypatch.setattr(NearestOrthogonal, "nearest", lambda *args: time.sleep(0.05) or slow(*args))
+    nearest = NearestOrthogonal.nearest
+    monkeypatch.setattr(NearestOrthogonal, "nearest", lambda *args: work(0.05) or nearest(*args))
     assert stepper.time()["optimizer"] > 0.05
+
+
+def work(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator is timed by the clock")
+def test_what_other_programs_do_is_not_counted(tmp_path, monkeypatch):
+    stepper = Stepper(GenerationTask, tiny_gan("nog"), Run.create(tmp_path, "timed", tiny_gan("nog")))
+    stepper.time()
+    nearest = NearestOrthogonal.nearest
+    monkeypatch.setattr(NearestOrthogonal, "nearest", lambda *args: time.sleep(1) or nearest(*args))
+    assert stepper.time()["optimizer"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("config", "inside"),
+    [(tiny_gan("stiefel"), True), (tiny_gan("stiefel+hp"), False), (tiny("nog+olr"), True), (tiny("nog+ow"), False)],
+)
+def test_what_acts_in_the_optimizer_alone(config, inside):
+    assert bench._acts_in_optimizer(config) is inside
 
 
 # Errors

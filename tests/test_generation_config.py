@@ -74,6 +74,19 @@ def test_settings_of_workstations_are_those_that_were_measured():
     assert max(p.shape[1] for p in discriminator.parameters() if p.ndim == 4) == 128
 
 
+@pytest.mark.parametrize("name", ["eigengan-animeface", "eigengan-ffhq", "gan-images"])
+def test_laptops_have_the_settings_of_workstations_for_minutes(name):
+    laptop, workstation = preset(name), preset(name, "workstation")
+    assert laptop == replace(workstation, scale="laptop", schedule=replace(workstation.schedule, steps=1500))
+
+
+@pytest.mark.parametrize("scale", ["laptop", "workstation"])
+@pytest.mark.parametrize("name", ["eigengan-animeface", "eigengan-sprites"])
+def test_importances_of_eigengan_have_a_rate_with_which_they_move(name, scale):
+    config = preset(name, scale)
+    assert (config.model.form, config.schedule.importance_lr) == ("working", 0.03)
+
+
 def test_settings_of_earlier_runs_are_read_with_what_they_meant():
     schedule = {"steps": 1000, "batch_size": 32, "lr": 1e-3, "betas": [0.0, 0.99], "constant": 1.0, "ema": 0.99}
     found = experiments.read_config({"kind": "generation", "schedule": schedule})

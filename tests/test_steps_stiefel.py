@@ -149,10 +149,11 @@ def test_a_large_float32_weight_takes_the_step_of_float64(shape):
 
 @pytest.mark.parametrize("least", [0.9, 0.1])  # near the manifold, and far from it
 @pytest.mark.parametrize("shape", [(30, 400), (400, 30)])
-def test_the_way_back_to_the_manifold_in_float32(shape, least):
+@pytest.mark.parametrize("gain", [1.0, 0.7])
+def test_the_way_back_to_the_manifold_in_float32(shape, least, gain):
     u, _, v = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
     matrix = (u * torch.linspace(least, 1.2, 30)) @ v
-    found = Stiefel()._nearest_of(matrix.float()).double()
+    found = Stiefel()._nearest_of(gain * matrix.float(), gain).double() / gain
     assert torch.linalg.matrix_norm(found - u @ v, 2) < 1e-6
     values = torch.linalg.svdvals(found)
     torch.testing.assert_close(values, torch.ones_like(values), rtol=5e-8, atol=0)

@@ -27,7 +27,7 @@ def bench(
 
     The methods take turns on the networks of a preset, on one thread. The medians of the parts of a step are printed in
     milliseconds, with the ratio of the whole step to that of the baseline (`svd` for classifiers, `none` for GANs) and
-    its 95 % interval. NOG and OLR act in the step of one optimizer alone: for them the last column has the ratio if
+    its 95 % interval. NOG, OLR and Stiefel steps act in one optimizer alone: for them the last column has the ratio if
     nothing else differs. No data is needed: the images are sprites of the preset's size.
 
     Args:

@@ -42,8 +42,8 @@ class Cost:
         parts: Milliseconds of the parts of a step, by their names; those of reading the data are not counted.
         total: Milliseconds of all of them.
         relative: Ratio of the whole step to that of the baseline.
-        by_optimizer: The same ratio if nothing but the treated optimizer differs, which is true of NOG and OLR alone;
-            None for other methods. The optimizer takes some percent of a step, so its scatter hides little.
+        by_optimizer: The same ratio if nothing but the treated optimizer differs, which is true of NOG, OLR and Stiefel
+            steps; None for other methods. The optimizer takes some percent of a step, so its scatter hides little.
     """
 
     parts: dict[str, float]
@@ -167,8 +167,9 @@ def _shuffled(names: list[str], count: int) -> list[str]:
 
 def _acts_in_optimizer(config: Config) -> bool:
     """Whether a method changes nothing but the step of the treated optimizer."""
-    slots = {PARTS[part].slot for part in config.method.parts} - {"network"}
-    return slots <= set(_IN_OPTIMIZER) and not {"bn", "ns"} & set(config.method.parts)
+    treatments = [part for part in config.method.parts if PARTS[part].slot != "network"]
+    inside = all(part == "stiefel" or PARTS[part].slot in _IN_OPTIMIZER for part in treatments)
+    return inside and not {"bn", "ns"} & set(config.method.parts)
 
 
 def _cost(found: list[dict[str, float]], base: list[dict[str, float]], in_optimizer: bool) -> Cost:

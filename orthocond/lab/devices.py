@@ -77,7 +77,11 @@ def device_kind(wanted: str | None = None) -> str:
 
 
 def now() -> float:
-    """Seconds of a clock, when the accelerator has done what it was asked for."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+    """Seconds of a clock, when the accelerator has done what it was asked for.
+
+    Without an accelerator it is the CPU time of the thread, which other programs do not lengthen.
+    """
+    if not torch.accelerator.is_available():
+        return time.thread_time()
+    torch.accelerator.synchronize()
     return time.perf_counter()

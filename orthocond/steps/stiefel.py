@@ -120,13 +120,13 @@ class Stiefel:
             the singular values of the weight are missing.
         """
         w, m = _work(weight), _work(average)
+        twice = 2 * self._gain(w) ** 2  # divides the small products: the weight is g times Q
         with without_autocast(w):
-            q = w / self._gain(w)
-            if q.shape[-2] <= q.shape[-1]:
-                product = m @ q.mT
-                return m - (product + product.mT) / 2 @ q
-            product = q.mT @ m
-            return m - q @ (product + product.mT) / 2
+            if w.shape[-2] <= w.shape[-1]:
+                product = m @ w.mT
+                return m - (product + product.mT) / twice @ w
+            product = w.mT @ m
+            return m - w @ ((product + product.mT) / twice)
 
     def step(self, weight: Tensor, tangent: Tensor, lr: float | Tensor) -> Tensor:
         """Return the weights after a step of length ``lr`` against the polar factors of tangents.
@@ -142,28 +142,29 @@ class Stiefel:
         w = _work(weight)
         gain = self._gain(w)
         eta = lr[..., None, None].to(w) if isinstance(lr, Tensor) else lr
-        moved = w / gain - self.scale * eta * self._polar(tangent, weight.dtype)
-        return (gain * self._nearest_of(moved)).to(weight.dtype)
+        moved = w - (gain * self.scale * eta) * self._polar(tangent, weight.dtype)
+        return self._nearest_of(moved, gain).to(weight.dtype)
 
-    def _nearest_of(self, moved: Tensor) -> Tensor:
-        """The polar factors of matrices near the manifold; their errors are those of the weight's orthogonality.
+    def _nearest_of(self, moved: Tensor, gain: float | Tensor) -> Tensor:
+        """The weights nearest to matrices near the manifold; their errors are those of the weight's orthogonality.
 
-        In float32 the factor is X plus its small change ((XXᵀ)^(-1/2) - I) X: with the Gram matrix and its root in
+        In float32 it is X plus its small change ((XXᵀ / g²)^(-1/2) - I) X: with the Gram matrix and its root in
         float64, and only the last product in float32, the errors are those of rounding the entries.
         """
         if self.method != "gram":
-            return polar(moved, method=self.method)
+            return gain * polar(moved, method=self.method)
         if moved.dtype == torch.float32:
             wide = moved if moved.shape[-2] <= moved.shape[-1] else moved.mT
-            check_finite(wide)
             with without_autocast(moved):
                 x = wide.double()
-                values, vectors = eigh(x @ x.mT)
+                gram = x @ x.mT / gain**2
+                check_finite(gram)
+                values, vectors = eigh(gram)
                 if bool((values > _NEAR).all()):
                     change = vectors * (values.rsqrt() - 1).unsqueeze(-2) @ vectors.mT
                     nearest = wide + change.to(wide.dtype) @ wide
                     return nearest if wide is moved else nearest.mT
-        return polar(moved, method=GramPolar(precision="float64"))
+        return gain * polar(moved, method=GramPolar(precision="float64"))
 
     def _polar(self, matrices: Tensor, dtype: torch.dtype) -> Tensor:
         """Polar factors, in which singular values of the size of the rounding of ``dtype`` are no directions."""

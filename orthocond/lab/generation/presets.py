@@ -23,15 +23,31 @@ _SIMPLE_SCHEDULE = GanSchedule(1, 128, 2e-4, (0.5, 0.999), constant=0.5, ema=0.0
 _SMALL_SIMPLE = GanModel(
     channels=(192, 96, 48, 24), blocks="upsample", discriminator_width=24, discriminator_norm=False
 )
-_SMALL_EIGEN = GanModel("eigengan", noise_dim=64, width=16, max_channels=128, form="working", discriminator_width=16)
+_SMALL_EIGEN = GanModel(
+    "eigengan",
+    noise_dim=64,
+    width=8,
+    max_channels=64,
+    form="working",
+    discriminator_width=16,
+    discriminator_max_channels=128,
+)
+_EIGEN_RATES = GanSchedule(11_000, 16, constant=0.5, ema=0.997, end=0.05, importance_lr=0.03)
 
 # Half an hour on one core; see docs/gan-lab.md for what was measured.
 _MEDIUM_SIMPLE = replace(_SMALL_SIMPLE, discriminator_width=48)
-_MEDIUM_EIGEN = replace(_SMALL_EIGEN, width=8, max_channels=64, discriminator_max_channels=128)
-_MEDIUM_EIGEN_SCHEDULE = GanSchedule(11_000, 16, constant=0.5, ema=0.997, end=0.05, importance_lr=0.03)
 
 
 def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Generation]:
+    medium = Generation(
+        name,
+        "workstation",
+        method=GanMethod("ol", rival_batch=4),
+        data=GanData(small, 32, flip=True),
+        model=_SMALL_EIGEN,
+        objective=GanObjective(penalty_weight=0.05, penalty_interval=8),
+        schedule=_EIGEN_RATES,
+    )
     return {
         "paper": replace(
             _LONG,
@@ -42,24 +58,14 @@ def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Gene
             objective=_EIGEN_OBJECTIVE,
             schedule=_EIGEN_SCHEDULE,
         ),
-        "workstation": Generation(
-            name,
-            "workstation",
-            method=GanMethod("ol", rival_batch=4),
-            data=GanData(small, 32, flip=True),
-            model=_MEDIUM_EIGEN,
-            objective=GanObjective(penalty_weight=0.05, penalty_interval=8),
-            schedule=_MEDIUM_EIGEN_SCHEDULE,
-        ),
-        "laptop": Generation(
-            name,
-            method=GanMethod("ol", rival_batch=4),
-            data=GanData(small, 32, flip=True),
-            model=_SMALL_EIGEN,
-            objective=GanObjective(penalty_weight=0.5, penalty_interval=8),
-            schedule=GanSchedule(750, 16, ema=0.997),
-        ),
+        "workstation": medium,
+        "laptop": _short(medium),
     }
+
+
+def _short(config: Generation) -> Generation:
+    """The same in minutes."""
+    return replace(config, scale="laptop", schedule=replace(config.schedule, steps=1500))
 
 
 def _simple(name: str, steps: int, paper: GanData, small: GanData) -> dict[Scale, Generation]:
@@ -104,6 +110,7 @@ _EIGEN_SPRITES = replace(
     model=GanModel(
         "eigengan", directions=3, noise_dim=16, width=8, max_channels=64, form="working", discriminator_width=8
     ),
+    schedule=GanSchedule(importance_lr=0.03),
 )
 # The small network again: 32 pixels take four times as long, and their factors are learned less well.
 _MEDIUM_SPRITES = replace(_SPRITES, scale="workstation", schedule=GanSchedule(3000, constant=0.5, ema=0.998))
@@ -111,10 +118,11 @@ _MEDIUM_EIGEN_SPRITES = replace(
     _EIGEN_SPRITES,
     scale="workstation",
     data=GanData(size=32, shape="disc"),
-    model=replace(_MEDIUM_EIGEN, directions=2, noise_dim=16),  # of three layers: as many as there are factors
+    model=replace(_SMALL_EIGEN, directions=2, noise_dim=16),  # of three layers: as many as there are factors
     objective=GanObjective(penalty_weight=0.1),
     schedule=GanSchedule(4000, 16, constant=0.5, ema=0.998, importance_lr=0.03),
 )
+_OWN_IMAGES = _simple("gan-images", 200_000, GanData("images", 128), GanData("images", 32, flip=True))
 
 PRESETS: dict[str, dict[Scale, Generation]] = {
     "eigengan-animeface": _eigengan("eigengan-animeface", 128, "animeface", "animeface-64"),
@@ -123,7 +131,7 @@ PRESETS: dict[str, dict[Scale, Generation]] = {
     "gan-celeba": _simple("gan-celeba", 316_400, GanData("celeba", 128, 134), GanData("celeba-10k", 32, 34, flip=True)),
     "gan-church": _simple("gan-church", 394_400, GanData("church", 128), GanData("buildings-64", 32, flip=True)),
     # For images of your own: --data DIR.
-    "gan-images": _simple("gan-images", 200_000, GanData("images", 128), GanData("images", 32, flip=True)),
+    "gan-images": _OWN_IMAGES | {"laptop": _short(_OWN_IMAGES["workstation"])},
     "gan-sprites": {
         "paper": replace(_SPRITES, scale="paper"),
         "workstation": _MEDIUM_SPRITES,
