@@ -3,9 +3,9 @@
     python benchmarks/foreign_generators.py FOLDER [--out results/foreign-generators] [--latents 64] [--k 24]
 
 The folder holds decoders of YannDubs/disentangling-vae (disvae-*.pt) and the face32.pt of
-fletchersarip93/face-generator; those that are missing are skipped. The output has table.md, numbers.json, and a strip for
-each kind of directions: of faces all kinds, regions too, and the joint ones from a second latent; of dSprites the axes
-and the joint ones.
+fletchersarip93/face-generator; those that are missing are skipped. The output has table.md, numbers.json, and strips of
+directions: of faces all kinds, regions too, and the joint ones from a second latent; of dSprites the axes and the joint
+ones.
 """
 
 import argparse
