@@ -30,7 +30,7 @@ class Classifier(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-        oc.treat(self.conv1, optimizer, gradient=oc.NearestOrthogonal(), lr=oc.OptimalLR())
+        self.treatment = oc.treat(self.conv1, optimizer, gradient=oc.NearestOrthogonal(), lr=oc.OptimalLR())
         return optimizer
 
     def on_train_start(self):
@@ -77,7 +77,8 @@ def main():
     images, labels = next(iter(loader()))
     with torch.no_grad():
         accuracy = (model.eval()(images).argmax(1) == labels).float().mean()
-    print(f"{len(kappa)} steps, κ from {kappa[0]:.0f} to {kappa[-1]:.0f}, accuracy {accuracy:.0%}")
+    steps = model.treatment.statistics[0].steps
+    print(f"{steps} treated steps, κ from {kappa[0]:.0f} to {kappa[-1]:.0f}, accuracy {accuracy:.0%}")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def test_nog_beside_muon(run):
 @pytest.mark.parametrize(
     ("package", "name", "steps", "expected"),
     [
-        ("lightning", "lightning_loop.py", "32 steps", 80),
+        ("lightning", "lightning_loop.py", "32 treated steps", 80),
         ("transformers", "hugging_face_trainer.py", "12 matrices treated in 100 steps", 80),
     ],
 )
