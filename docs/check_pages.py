@@ -51,11 +51,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("docs/_build"))
     parser.add_argument("--shots", type=Path, help="keep a picture of each page there")
     settings = parser.parse_args()
-    pages = [
-        p for p in sorted(settings.folder.rglob("*.html")) if "_static" not in p.parts and "_modules" not in p.parts
-    ]
+    folder = settings.folder.resolve()
+    pages = [p for p in sorted(folder.rglob("*.html")) if "_static" not in p.parts and "_modules" not in p.parts]
     if not pages:
-        parser.error(f"{settings.folder} has no pages; `make docs` builds them")
+        parser.error(f"{folder} has no pages; `make docs` builds them")
     wrong: list[str] = []
     with sync_playwright() as playwright:
         program = shutil.which("chromium") or shutil.which("google-chrome")
@@ -71,7 +70,7 @@ def main() -> int:
                 page.close()
             context.close()
         page = browser.new_page()
-        wrong += search(page, settings.folder)
+        wrong += search(page, folder)
         browser.close()
     print(*wrong, sep="\n")
     print(f"{len(pages)} pages at {WIDTHS} pixels: {len(wrong)} faults")

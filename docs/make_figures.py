@@ -6,7 +6,9 @@ Tutorials write kappa.png, axes.png, joint.png where they stand; `style`, `trave
 `report` and `explorer` photographed in Chromium.
 """
 
+import base64
 import contextlib
+import json
 import os
 import re
 import runpy
@@ -105,18 +107,17 @@ def spectra() -> None:
     figure.savefig(FIGURES / "spectra.png", dpi=130)
 
 
-def photograph(page: Path, target: Path, *, ready: str, size: tuple[int, int]) -> None:
+def photograph(page: Path, target: Path, *, ready: str, size: tuple[int, int], state: str = "") -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium") or shutil.which("google-chrome"))
         view = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme="light")
-        view.goto(page.resolve().as_uri())
+        view.goto(page.resolve().as_uri() + state)
         view.wait_for_selector(ready, timeout=60_000)
         view.wait_for_timeout(1500)
         view.screenshot(path=target)
         browser.close()
-    shrink(target)
 
 
 def orthocond(*words: str) -> None:
@@ -128,13 +129,17 @@ def report() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         orthocond("demo")
         photograph(Path("runs/demo/report.html"), FIGURES / "report.png", ready="svg", size=(1200, 800))
+    shrink(FIGURES / "report.png")
 
 
 def explorer() -> None:
-    """The generator that comes with the package."""
+    """The generator that comes with the package: four samples, directions with names, the strip of one."""
+    names = ["ground", "left and right", "up and down", "hue", "size", "stretch"]
+    state = {"samples": 4, "truncation": 0.8, "picked": 3, "names": {"0:joint": dict(enumerate(names))}}
+    link = "#" + base64.urlsafe_b64encode(json.dumps(state).encode()).decode().rstrip("=")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         orthocond("explore", "--no-open", "--out", "explore.html")
-        photograph(Path("explore.html"), DOCS / "explorer.png", ready="canvas", size=(1200, 760))
+        photograph(Path("explore.html"), DOCS / "explorer.png", ready="body[data-previews]", size=(1500, 950), state=link)
 
 
 def main() -> None:

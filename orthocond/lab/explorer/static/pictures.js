@@ -1,7 +1,7 @@
 // What is drawn: pictures, heat maps, strips, and a preview of each direction.
 
 const STRIP = [-3, -2, -1, 0, 1, 2, 3], PREVIEW = [-3, -1.5, 0, 1.5, 3];  // values of the slider
-const SLOW = 100;  // milliseconds of a picture, above which there are no previews
+const SLOW = 100, TRIES = 10;  // milliseconds of a picture, above which there are no previews; how often it may be tried
 let models = [], views = [], rows = [], state, busy = false, again = false, shown = [], previewing = 0;
 
 const $ = (id) => document.getElementById(id);
@@ -70,9 +70,10 @@ async function drawPanels() {
     views[p].canvas.setAttribute("aria-label", describe(panel));
   }
   const spent = performance.now() - start, count = state.panels.length * state.samples;
-  document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
+  const updates = Number(document.body.dataset.updates ?? 0) + 1;
+  document.body.dataset.updates = updates;
   document.body.dataset.milliseconds = spent.toFixed(1);
-  $("speed").textContent = `${spent.toFixed(0)} ms for ${count} picture${count > 1 ? "s" : ""}`;
+  if (updates > 1) $("speed").textContent = `${spent.toFixed(0)} ms for ${count} picture${count > 1 ? "s" : ""}`;
 }
 
 function describe(panel) {
@@ -138,8 +139,12 @@ async function strips() {
 // A small strip beside each slider, while nothing else is to be done.
 async function previews() {
   const mine = ++previewing, panel = active();
-  if (modelOf(panel).quickest > SLOW) return;
   try {
+    for (let i = 0; modelOf(panel).quickest > SLOW; i++) {  // the machine may have been busy
+      await pause(200);
+      if (i === TRIES || mine !== previewing || busy) return;
+      await modelOf(panel).images([latentOf(panel, 0)]);
+    }
     for (const [i, row] of rows.entries()) {
       await pause(i ? 0 : 120);
       if (mine !== previewing || busy) return;
