@@ -139,7 +139,9 @@ def explorer() -> None:
     link = "#" + base64.urlsafe_b64encode(json.dumps(state).encode()).decode().rstrip("=")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         orthocond("explore", "--no-open", "--out", "explore.html")
-        photograph(Path("explore.html"), DOCS / "explorer.png", ready="body[data-previews]", size=(1500, 950), state=link)
+        photograph(
+            Path("explore.html"), DOCS / "explorer.png", ready="body[data-previews]", size=(1500, 950), state=link
+        )
 
 
 def main() -> None:
