@@ -35,7 +35,7 @@ test-paper-scale: .venv/.dev  ## two real steps of every row of every table at t
 	$(BIN)/python -m pytest -m slow tests/test_paper_scale.py --timeout 3600
 
 bench: .venv/.dev  ## time everything beside its baselines (an hour); results in benchmarks/results, pages in docs
-	for name in matrix_functions layers steps weights growth processes training_step inference data; do \
+	for name in matrix_functions layers steps weights growth processes start training_step inference data; do \
 		$(BIN)/python benchmarks/$$name.py --output benchmarks/results/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/growth.py --output benchmarks/results/growth.json --figure docs/growth.png
 	$(BIN)/python benchmarks/page.py docs/speed.md

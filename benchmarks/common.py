@@ -18,6 +18,8 @@ import orthocond
 
 SLOW = 5.0
 """Seconds from which a contender runs once and no oftener: it would take hours."""
+TURN = 5e-3
+"""Seconds of a turn: a quick contender is called so often in it that it finds the caches as its last call left them."""
 
 
 def compare(contenders: dict[str, Callable[[], object]], seconds: float = 3.0) -> dict[str, dict[str, float]]:
@@ -26,23 +28,25 @@ def compare(contenders: dict[str, Callable[[], object]], seconds: float = 3.0) -
     Returns median and quartiles for each. Taking turns spreads a disturbance of the machine over all of them, and time
     of the processor does not count that of other programs.
     """
-    first = {name: _time(run) for name, run in contenders.items()}
+    first = {name: _time(run, 1) for name, run in contenders.items()}
     times: dict[str, list[float]] = {name: [value] if value > 1e3 * SLOW else [] for name, value in first.items()}
     order = [name for name, found in times.items() if not found]
+    calls = {name: max(1, round(1e3 * TURN / _time(contenders[name], 1))) for name in order}
     rounds, shuffle = 0, random.Random(0).shuffle
     end = time.perf_counter() + seconds * len(order)
     while rounds < 5 or time.perf_counter() < end:
         shuffle(order)  # what ran before leaves its traces in the caches
         for name in order:
-            times[name].append(_time(contenders[name]))
+            times[name].append(_time(contenders[name], calls[name]))
         rounds += 1
     return {name: _summary(values) for name, values in times.items()}
 
 
-def _time(run: Callable[[], object]) -> float:
+def _time(run: Callable[[], object], calls: int) -> float:
     start = time.process_time()
-    run()
-    return 1e3 * (time.process_time() - start)
+    for _ in range(calls):
+        run()
+    return 1e3 * (time.process_time() - start) / calls
 
 
 def report(title: str, contenders: dict[str, Callable[[], object]], seconds: float, base: str) -> dict[str, object]:

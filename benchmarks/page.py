@@ -83,7 +83,10 @@ def exponent(rows, key):
 
 
 def processes():
-    data = json.loads((HERE / "results" / "processes.json").read_text())
+    file = HERE / "results" / "processes.json"
+    if not file.exists():
+        return "Not measured yet: it needs two cores on which nothing else runs."
+    data = json.loads(file.read_text())
     rows = []
     for case in data["results"]:
         one, two = (case["seconds"][count] for count in "12")
@@ -93,21 +96,34 @@ def processes():
     return table(["preset", *clocks, "gain by the wall", "most by processor time", "load of the machine"], rows)
 
 
+def start():
+    results = json.loads((HERE / "results" / "start.json").read_text())["results"]
+    rows = [[f"`{name}`", f"{row['median']:.2f}", f"{row['least']:.2f}"] for name, row in results.items()]
+    return table(["", "s, median", "s, least"], rows)
+
+
 def section(name):
+    """The tables of one file of results; it says so where they are of another version than the page."""
     data = json.loads((HERE / "results" / f"{name}.json").read_text())
     show = {"training_step": steps_of_training, "inference": inferences}.get(name, contenders)
-    return "\n\n".join(show(case) for case in data["results"])
+    version, page = data["environment"]["orthocond"], environment()["orthocond"]
+    note = [] if version == page else [f"These were measured with orthocond {version}."]
+    return "\n\n".join(note + [show(case) for case in data["results"]])
+
+
+def environment():
+    return json.loads((HERE / "results" / "matrix_functions.json").read_text())["environment"]
 
 
 def machine():
-    data = json.loads((HERE / "results" / "matrix_functions.json").read_text())
-    return ", ".join(f"{key} {value}" for key, value in data["environment"].items())
+    return ", ".join(f"{key} {value}" for key, value in environment().items())
 
 
 if __name__ == "__main__":
     text = (HERE / "speed.template.md").read_text().replace("{{machine}}", machine())
     for name in ("matrix_functions", "layers", "steps", "weights", "training_step", "inference"):
         text = text.replace(f"{{{{{name}}}}}", section(name))
-    text = text.replace("{{growth}}", growth()).replace("{{processes}}", processes())
+    for name, show in {"growth": growth, "processes": processes, "start": start}.items():
+        text = text.replace(f"{{{{{name}}}}}", show())
     Path(sys.argv[1]).write_text(text)
     print(f"written to {sys.argv[1]}")

@@ -124,22 +124,34 @@ def _resolves(mean: Tensor, covariance: Tensor) -> bool:
 def _float32_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     batch, channels, positions = x.shape
     size = channels // groups
+    together = 1  # blocks that make one product
     if positions == 1:
         whole = batch - batch % _BLOCK
-        parts = [x[:whole, :, 0].view(-1, _BLOCK, channels).mT, x[whole:].permute(2, 1, 0)]
+        both = x[:whole, :, 0].view(-1, _BLOCK, channels).mT, x[whole:].permute(2, 1, 0)
+        parts = [part for part in both if part.numel()]
     else:
         parts = list(x.split(_LONGEST_BLOCK, dim=2))
+        together = max(1, _BLOCK // positions)
     total = x.new_zeros(channels, dtype=torch.float64)
     scatter = total.new_zeros(groups, size, size)
     for part in parts:  # (blocks, C, samples)
-        for blocks in part.split(max(1, _CHUNK // (size * size))):
+        for blocks in part.split(together * max(1, _CHUNK // (size * size))):
             total += blocks.sum(2).double().sum(0)
             short = blocks.shape[0] * blocks.shape[2] <= _LONGEST_BLOCK  # its sum may stay in float32
             for index, block in enumerate(blocks.split(size, dim=1)):
-                products = torch.bmm(block, block.mT)
+                products = _products(block, together)
                 scatter[index] += (products if short else products.double()).sum(0)
     mean = total / (batch * positions)
     return mean, scatter / (batch * positions) - _outer(mean, groups)
+
+
+def _products(block: Tensor, together: int) -> Tensor:
+    """``X Xᵀ`` of ``(blocks, C, samples)`` in its own precision, with the sum of so many blocks in each product."""
+    first, *others = [block[start::together] for start in range(min(together, len(block)))]
+    products = torch.bmm(first, first.mT)
+    for other in others:
+        products[: len(other)].baddbmm_(other, other.mT)
+    return products
 
 
 def _float64_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
