@@ -8,6 +8,13 @@ from growth import slope
 from paired import percent
 
 HERE = Path(__file__).parent
+MISSING = "Not measured yet; it needs a machine on which nothing else runs."
+
+
+def load(name):
+    """The results of one benchmark, or None."""
+    file = HERE / "results" / f"{name}.json"
+    return json.loads(file.read_text()) if file.exists() else None
 
 
 def table(columns, rows):
@@ -70,12 +77,16 @@ def contenders(case):
 
 def growth():
     """The exponents of growth as tables: those of the figure."""
-    results = json.loads((HERE / "results" / "growth.json").read_text())["results"]
+    data = load("growth")
+    if data is None:
+        return MISSING
+    results = data["results"]
     rows = [
         [name, *(exponent(found[name], key) for found in results.values() for key in ("median_ms", "peak_bytes"))]
         for name in next(iter(results.values()))
     ]
-    return table(["", *(f"{axis}: {kind}" for axis in results for kind in ("time", "memory"))], rows)
+    figure = "![Time and memory against channels, batch and rank](growth.png)\n\n"
+    return figure + table(["", *(f"{axis}: {kind}" for axis in results for kind in ("time", "memory"))], rows)
 
 
 def exponent(rows, key):
@@ -83,10 +94,9 @@ def exponent(rows, key):
 
 
 def processes():
-    file = HERE / "results" / "processes.json"
-    if not file.exists():
-        return "Not measured yet: it needs two cores on which nothing else runs."
-    data = json.loads(file.read_text())
+    data = load("processes")
+    if data is None:
+        return MISSING
     rows = []
     for case in data["results"]:
         one, two = (case["seconds"][count] for count in "12")
@@ -97,14 +107,16 @@ def processes():
 
 
 def start():
-    results = json.loads((HERE / "results" / "start.json").read_text())["results"]
-    rows = [[f"`{name}`", f"{row['median']:.2f}", f"{row['least']:.2f}"] for name, row in results.items()]
-    return table(["", "s, median", "s, least"], rows)
+    data = load("start")
+    rows = [[f"`{name}`", f"{row['median']:.2f}", f"{row['least']:.2f}"] for name, row in data["results"].items()]
+    return table(["", "s, median", "s, least"], rows) + f"\n\nLoad of the machine: {data['environment']['load']}."
 
 
 def section(name):
     """The tables of one file of results; it says so where they are of another version than the page."""
-    data = json.loads((HERE / "results" / f"{name}.json").read_text())
+    data = load(name)
+    if data is None:
+        return MISSING
     show = {"training_step": steps_of_training, "inference": inferences}.get(name, contenders)
     version, page = data["environment"]["orthocond"], environment()["orthocond"]
     note = [] if version == page else [f"These were measured with orthocond {version}."]
@@ -112,7 +124,7 @@ def section(name):
 
 
 def environment():
-    return json.loads((HERE / "results" / "matrix_functions.json").read_text())["environment"]
+    return load("matrix_functions")["environment"]
 
 
 def machine():
