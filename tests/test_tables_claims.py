@@ -110,7 +110,7 @@ def test_where_more_is_better_a_claim_holds_above_zero():
 
 def test_one_seed_cannot_tell():
     assert _verdict({"mean": -9.0, "p": None}, None, same=False) == "cannot tell"
-    assert _verdict(None, None, same=False) == "cannot tell"
+    assert _verdict(None, None, same=False) == "not trained"
 
 
 def test_rows_are_paired_corrected_together_and_judged(tmp_path):
@@ -124,7 +124,7 @@ def test_rows_are_paired_corrected_together_and_judged(tmp_path):
     table = _table(_contrast("bn"), _contrast("nog"), _contrast("ow"), _contrast("mow"))
     content = _write(table, tmp_path, {name: list(values) for name, values in errors.items()})
     rows = content["contrasts"]
-    assert [row["verdict"] for row in rows] == ["fails", "holds", "equivalent within the margin", "cannot tell"]
+    assert [row["verdict"] for row in rows] == ["fails", "holds", "equivalent within the margin", "not trained"]
     tests = [stats.ttest_rel(errors[name], errors["svd"]) for name in ("bn", "nog", "ow")]
     p = sorted(test.pvalue for test in tests)
     holm = [min(1, 3 * p[0]), max(3 * p[0], 2 * p[1]), max(3 * p[0], 2 * p[1], p[2])]
@@ -136,7 +136,7 @@ def test_rows_are_paired_corrected_together_and_judged(tmp_path):
     assert rows[3]["measures"]["error"]["difference"] is None
     text = (tmp_path / "table.md").read_text()
     assert "| nog helps | nog − svd | **holds** | −1.05 [" in text
-    assert "| mow helps | mow − svd | **cannot tell** | – |" in text
+    assert "| mow helps | mow − svd | **not trained** | – |" in text
     assert "0 of 4 | small" in text
     lines = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [line["verdict"] for line in lines] == [row["verdict"] for row in rows]

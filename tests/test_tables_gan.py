@@ -214,7 +214,7 @@ def test_claims_compare_directions_within_and_between_trainings(tmp_path):
     assert between["measures"]["disentanglement"]["values"] == pytest.approx(
         [100 * (0.5 + s / 100 - (0.4 + 0.01 * s**2)) for s in range(3)]
     )
-    assert rows["axes of NOG + OLR (exact η) − rotated of NOG + OLR (exact η)"]["verdict"] == "cannot tell"
+    assert rows["axes of NOG + OLR (exact η) − rotated of NOG + OLR (exact η)"]["verdict"] == "not trained"
     images = rows["sprites: OroJaR − no treatment"]
     assert images["measure"] == "distance"
     assert images["measures"]["distance"]["values"] == pytest.approx([0, 0, 0])
