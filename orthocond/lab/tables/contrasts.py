@@ -25,7 +25,8 @@ _NOTES = (
     "corrected by Holm for all contrasts of the table that have two seeds or more.",
     "Holds: significantly {better}, as is claimed. Fails: significantly {worse}; for a claim of no difference, on "
     "either side. Equivalent: not so, and the 90 % interval lies within the margin (two one-sided tests at 5 %, not "
-    "corrected). Cannot tell: none of these, or one seed. Not trained: no seed has all arms yet. The verdict goes by {which} alone.",
+    "corrected). Cannot tell: none of these, or one seed. Not trained: no seed has all arms yet. The verdict "
+    "goes by {which} alone.",
 )
 
 
