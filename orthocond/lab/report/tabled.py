@@ -49,7 +49,8 @@ def table_page(table: WrittenTable) -> Page:
     if content["scale"] == "paper":
         about = about.replace("the scale of a paper", "the paper's scale")
     *first, last = verdict(content)
-    last += f" Before you believe it, read the {counted(len(warnings), 'warning')} below." if warnings else ""
+    which = counted(len(warnings), "warning") if len(warnings) > 1 else "warning"
+    last += f" Before you believe it, read the {which} below." if warnings else ""
     return Page(content["title"], about.strip(), [*first, last], _steps(content), sections)
 
 
