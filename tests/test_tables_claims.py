@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -199,7 +200,7 @@ def test_all_claims_from_made_up_trainings(tmp_path):
     assert verdicts["NOG − SVD", "laptop"] == "holds"
     assert verdicts["NOG + OW − SVD", "laptop"] == "equivalent within the margin"
     assert verdicts["OLR − steps shortened at random", "laptop"] == "equivalent within the margin"
-    assert len(verdicts) == len(content["contrasts"]) == 31
+    assert len(verdicts) == len(content["contrasts"]) == 32
     seeds = {row["contrast"]: len(row["measures"]["error"]["seeds"]) for row in content["contrasts"]}
     assert seeds["(OW, MOW − SVD) with Taylor − with the exact gradient, ε 1e-5"] == 3
     assert seeds["Stiefel steps of the stem − SVD"] == 5
@@ -220,6 +221,15 @@ def test_arms_differ_in_what_they_are_named_after():
     assert longer.steps == round(800 * claims._ratio("laptop"))
     assert 0 <= longer.epochs * 200 - longer.steps < 200
     assert 1 < claims._ratio("workstation") < claims._ratio("laptop")
+
+
+def test_the_first_interaction_is_the_mean_of_the_others():
+    first, *others = [c for c in claims.CONTRASTS if c.claim == "an exact gradient makes κ irrelevant"]
+    assert len(others) == 8
+    mean = Counter()
+    for term in (term for contrast in others for term in contrast.terms):
+        mean[term.arm.label] += term.weight / len(others)
+    assert {term.arm.label: term.weight for term in first.terms} == pytest.approx(dict(mean))
 
 
 @pytest.mark.parametrize("scale", ["laptop", "workstation"])
