@@ -162,6 +162,15 @@ def test_ties():
     assert math.isnan(jointly_diagonalize(torch.eye(3, dtype=F64)[None]).agreement)
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-170, 1e170, 1e300])
+def test_sizes_whose_squares_vanish_or_overflow(size):
+    matrices = with_basis(rotation(4), n=6, noise=0.01)
+    found, scaled = jointly_diagonalize(matrices), jointly_diagonalize(size * matrices)
+    torch.testing.assert_close(scaled.rotation, found.rotation)
+    torch.testing.assert_close(scaled.diagonals, size * found.diagonals, rtol=1e-10, atol=0)
+    assert scaled.energies == pytest.approx(found.energies) and scaled.ties == found.ties
+
+
 def test_weights_choose_the_matrices():
     one, two = with_basis(rotation(4, 1)), with_basis(rotation(4, 2))
     weights = torch.cat([torch.ones(20), torch.zeros(20)])
@@ -354,6 +363,7 @@ def test_a_uniform_prior_is_rotated_with_the_latents():
     assert isinstance(turned, oc.Generator)
     torch.testing.assert_close(turned(turned.sample(5, 3)), g(g.sample(5, 3)))
     assert turned.sample(500).abs().max() > 1
+    assert turned.sigma == g.sigma  # steps along directions are as long as before
     simple = oc.Generator(SimpleGenerator(size=8, z_dim=6, width=4))
     assert isinstance(rotate(simple, rotation(6)).module, SimpleGenerator)
     assert rotate(simple, rotation(6)).prior == "normal"

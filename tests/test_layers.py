@@ -338,6 +338,14 @@ def test_autocast_does_not_touch_the_matrix_work():
     torch.testing.assert_close(y, layer.train()(x), rtol=0, atol=0)
 
 
+def test_autocast_does_not_touch_the_products_of_many_samples():
+    x = torch.randn(32, 8, 16, 16)  # so many and so even that their products are in float32
+    for compute in (DecorrelatedBatchNorm2d(8), whiten):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = compute(x)
+        torch.testing.assert_close(y, compute(x), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("solver", [Eigh(), SVD(), NewtonSchulz(steps=20)], ids=repr)
 def test_every_solver_fits_every_layer(solver):
     x = features(3, 4, 6, 6, spread=2.0).requires_grad_()

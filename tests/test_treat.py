@@ -43,7 +43,8 @@ def by_hand(model, optimizer, weight, x, y, nog, form):
         weight.grad = (u @ vh).reshape(weight.shape)
     lr = optimizer.param_groups[-1]["lr"]
     if form == "paper":
-        w, g = weight.detach().flatten(), weight.grad.flatten()
+        up = optimizer.param_groups[-1].get("maximize", False)  # the step goes along the gradient, not against it
+        w, g = weight.detach().flatten(), (-weight.grad if up else weight.grad).flatten()
         eta = float(w @ w * (g @ w) / (w @ w * (g @ g) + 2 * (g @ w) ** 2))
         eta = eta if 0 < eta < lr else lr
     else:

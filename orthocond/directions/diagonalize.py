@@ -118,7 +118,7 @@ def jointly_diagonalize(
 
 def off_diagonal(matrices: Tensor) -> float:
     """Part of the squared entries that is off the diagonal."""
-    squares = matrices.square()
+    squares = _of_unit_size(matrices).square()
     return max(0.0, float(1 - squares.diagonal(dim1=-2, dim2=-1).sum() / squares.sum()))
 
 
@@ -134,9 +134,15 @@ def _weighted(matrices: Tensor, weights: Tensor | None) -> Tensor:
         if w.shape != (len(a),) or not bool((w.isfinite() & (w >= 0)).all()):
             raise ValueError(f"jointly_diagonalize(weights=...) needs {len(a)} finite numbers of at least 0; got {w}.")
         a = a * w.sqrt()[:, None, None]
+    a = symmetric_part(a)
     if not a.any():
         raise ValueError(f"jointly_diagonalize needs a matrix that is not zero; all {len(a)} are, or have no weight.")
-    return symmetric_part(a)
+    return _of_unit_size(a)
+
+
+def _of_unit_size(a: Tensor) -> Tensor:
+    """The matrices divided by a power of two of about the size of their largest entry: squares stay in range."""
+    return a / a.abs().max().log2().floor().exp2()
 
 
 def _descend(a: Tensor, start: Tensor, tol: float) -> tuple[Tensor, float, bool]:

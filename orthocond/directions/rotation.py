@@ -94,8 +94,11 @@ def rotate(generator: ImageGenerator, directions: Directions | Tensor) -> nn.Mod
     prior = generator.prior if generator.prior == "normal" else _rotated_prior(generator, rotation)
     if isinstance(turned, RotatedGenerator):  # the images of a Generator are scaled already
         declared = None if plain.range is None else (-1.0, 1.0)
-        return Generator(turned, prior=prior, range=declared, latent_shape=(plain.z_dim,))
-    return Generator(turned, prior=prior, range=plain.range, noise=plain.noise)
+        result = Generator(turned, prior=prior, range=declared, latent_shape=(plain.z_dim,))
+    else:
+        result = Generator(turned, prior=prior, range=plain.range, noise=plain.noise)
+    result.sigma = generator.sigma  # a rotation keeps it; that of a sampler is measured
+    return result
 
 
 def _rotated_prior(generator: Generator, rotation: Tensor) -> Sampler:

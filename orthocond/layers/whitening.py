@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from orthocond._checks import all_true, at_least_float32, check_count, check_not_negative
+from orthocond._checks import all_true, at_least_float32, check_count, check_not_negative, without_autocast
 from orthocond.layers.base import (
     affine,
     blame_features,
@@ -71,7 +71,8 @@ def whiten(x: Tensor, *, groups: int = 1, eps: float = 1e-5, solver: Solver = _E
     flat, layout = flatten(x.to(at_least_float32(x.dtype)))
     check_samples(flat.shape[0] * flat.shape[2], x.shape, "whiten")
     eps = check_not_negative(eps, "whiten(eps=...)")
-    flat, found = moments(flat, groups)
+    with without_autocast(x):
+        flat, found = moments(flat, groups)
     check_moments(found, x, "whiten")
     matrix = batch_whitening(found, x.dtype, eps, solver)
     offset = -(matrix @ found.mean.reshape(groups, -1, 1)).flatten()

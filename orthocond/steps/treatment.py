@@ -383,7 +383,7 @@ class Treatment:
 
     def _choose_rates_by_gradient(self, active: list[Weight], setting: OptimalLR, scale: Tensor | None) -> None:
         for batch in batches(active):
-            gradients = stack([w.gradient() for w in batch])
+            gradients = stack([-w.gradient() if w.maximize else w.gradient() for w in batch])
             gradients = gradients if scale is None else gradients / scale
             weights = stack([w.matrices() for w in batch])
             lr = torch.stack([w.lr_tensor() for w in batch])
