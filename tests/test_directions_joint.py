@@ -168,7 +168,8 @@ def test_sizes_whose_squares_vanish_or_overflow(size):
     found, scaled = jointly_diagonalize(matrices), jointly_diagonalize(size * matrices)
     torch.testing.assert_close(scaled.rotation, found.rotation)
     torch.testing.assert_close(scaled.diagonals, size * found.diagonals, rtol=1e-10, atol=0)
-    assert scaled.energies == pytest.approx(found.energies) and scaled.ties == found.ties
+    assert scaled.energies == pytest.approx(found.energies)
+    assert scaled.ties == found.ties
 
 
 def test_weights_choose_the_matrices():

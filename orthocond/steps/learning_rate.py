@@ -25,8 +25,8 @@ class OptimalLR:
     - ``"newton"``: one Newton step of E from 0, clipped to the same interval; lr where E is not convex at 0.
     - ``"paper"``: the paper's :math:`\eta^\star = \langle W, G \rangle \|W\|^2 / (\|W\|^2 \|G\|^2 +
       2 \langle W, G \rangle^2)` with G the gradient that the optimizer receives (its negative under
-      ``maximize``), where :math:`0 < \eta^\star < lr`, else lr. It shortens the weight; it does not make it orthogonal (docs/steps.md has
-      the proof and numbers).
+      ``maximize``), where :math:`0 < \eta^\star < lr`, else lr. It shortens the weight; it does not make it orthogonal
+      (docs/steps.md has the proof and numbers).
 
     At an orthogonal weight the best step is no step: without a floor the layer would stop learning.
 
