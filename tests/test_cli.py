@@ -172,6 +172,7 @@ def test_a_file_may_be_json_and_has_the_same_constraints(chosen, tmp_path, capsy
         ("[1, 2]", "needs settings by name"),
         ("3", "needs settings by name"),
         ("[" * 100_000, "is not JSON"),
+        ('{"preset": "gan-sprites", "seed": 1, "seed": 2}', "it has 'seed' twice"),
         ('{"preset": ["gan-sprites"]}', "Preset and scale need names"),
         ('{"preset": "gan-sprites", "scale": {}}', "Preset and scale need names"),
         ('{"preset": "gan-sprites", "schedule": {"steps": 0}}', "schedule.steps needs at least 1"),
@@ -290,6 +291,7 @@ def test_bad_usage_gives_the_nearest_name_and_code_2(line, words, capsys, tmp_pa
     ("error", "code", "words"),
     [
         (OSError("the disk is full"), 1, "the disk is full"),
+        (FileNotFoundError(2, "No such file or directory", "x.png"), 1, "No such file or directory: 'x.png'\n"),
         (ValueError("a number is wrong"), 1, "a number is wrong"),
         (RuntimeError("another process writes"), 1, "another process writes"),
         (FloatingPointError("The loss is nan"), 3, "The loss is nan"),
@@ -312,6 +314,7 @@ def test_errors_become_a_message_and_a_code(error, code, words, monkeypatch, cap
     text = capsys.readouterr().err
     assert words in text
     assert "Traceback" not in text
+    assert "Errno" not in text
     assert main(["train", "dbn-sprites-small", "--debug"]) == code
     assert "Traceback" in capsys.readouterr().err
 

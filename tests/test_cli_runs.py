@@ -130,12 +130,13 @@ def test_a_network_of_the_user_in_the_current_directory(runs, tmp_path, monkeypa
         ("my_networks:nothing", "my_networks:nothing has to return a torch.nn.Module; it returned int"),
         ("my_networks:alone", "has to be a function of one argument, the number of classes: too many positional"),
         ("my_networks:plain", "has 0 SVD layers. Name the one to treat"),
+        ("my_networks:broken", "my_networks:broken failed for 12, the number of classes: KeyError: 12. --debug shows"),
     ],
 )
 def test_a_wrong_function_is_bad_usage(runs, tmp_path, monkeypatch, capsys, function, words):
     (tmp_path / "my_networks.py").write_text(
         "from torch import nn\ndef nothing(classes): return 3\ndef alone(): pass\n"
-        "def plain(classes): return nn.Linear(3, classes)\n"
+        "def plain(classes): return nn.Linear(3, classes)\ndef broken(classes): return {}[classes]\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "my_networks", raising=False)

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import FrozenInstanceError, replace
+from datetime import date
 from typing import Annotated, Literal
 
 import pytest
@@ -124,7 +125,8 @@ def test_it_cannot_be_changed_in_place_and_a_copy_is_checked():
         ({"name": "x", "augment": {"padding": 9}}, ValueError, "crop needs at least 9; got 8."),
         ({"name": "x", "network": "bad"}, ValueError, "There is no network 'bad'."),
         ([], TypeError, "The configuration needs the settings of Training; got []"),
-        ({"name": {1, 2}}, TypeError, "The configuration needs JSON values"),
+        ({"name": {1}}, TypeError, "needs JSON values, such as texts, numbers and lists; got {1} (set)."),
+        ({"name": date(2026, 1, 2)}, TypeError, "got datetime.date(2026, 1, 2) (date)."),
     ],
 )
 def test_errors_name_the_place_and_the_nearest_name(data, error, text):

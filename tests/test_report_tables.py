@@ -142,6 +142,7 @@ def test_compare_is_the_report_of_two_runs(tmp_path, monkeypatch, capsys):
         (["report"], "needs a run"),
         (["report", "nothing"], "There is no run 'nothing'"),
         (["report", "."], "has neither runs nor a table"),
+        (["report", "file.txt"], "file.txt is no folder"),
         (["report", "run", "--out", "page.txt"], "ends with .html"),
         (["report", "run", "--out", "no/page.html"], "there is no no"),
         (["report", "run", "table"], "is a table, whose report stands alone"),
@@ -150,6 +151,7 @@ def test_compare_is_the_report_of_two_runs(tmp_path, monkeypatch, capsys):
 def test_wrong_values_are_one_sentence(tmp_path, monkeypatch, capsys, tokens, text):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
+    (tmp_path / "file.txt").touch()
     if "run" in tokens:
         classifier(tmp_path / "runs").rename(tmp_path / "run")
     if "table" in tokens:

@@ -185,7 +185,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     kind = "JSON" if str(path).endswith(".json") else "TOML"
     try:
         text = Path(path).read_text(encoding="utf-8")
-        values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+        values = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"There is no file {path} that can be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -194,6 +194,16 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} needs settings by name, as config.json of a run has them; got {type(values).__name__}."
         )
+    return values
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The settings by name; one that stands there twice is an error, as in TOML."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"it has {name!r} twice")
+        values[name] = value
     return values
 
 

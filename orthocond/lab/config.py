@@ -170,13 +170,17 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
         ValueError: lr needs more than 0; got -1.
     """
     try:
-        text = json.dumps(data)
+        text = json.dumps(data, default=_refuse)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"The configuration needs JSON values; got {data!r}: {error}.") from error
+        raise TypeError(f"The configuration needs JSON values, such as texts, numbers and lists; {error}.") from error
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         raise _readable(kind, error) from None
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"got {value!r} ({type(value).__name__})")
 
 
 def change(config: T, values: Mapping[str, Any]) -> T:

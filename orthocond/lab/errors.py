@@ -1,5 +1,7 @@
 """What is said to people when something goes wrong, and the exit code that goes with it: one message, no traceback."""
 
+import re
+
 from orthocond.lab.factories import FactoryError, FactoryKindError, NotAllowedError
 from orthocond.lab.text import printable
 
@@ -38,7 +40,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     """
     if isinstance(error, KeyboardInterrupt):
         return "Stopped.", 130
-    text = printable(str(error).strip() or type(error).__name__)
+    text = printable(re.sub(r"^\[Errno \d+\] ", "", str(error).strip()) or type(error).__name__)
     if isinstance(error, (UsageError, NotAllowedError, FactoryError, FactoryKindError)):
         return text, 2
     if isinstance(error, FloatingPointError):

@@ -99,7 +99,7 @@ def call_factory(name: str, argument: int, what: str) -> Any:
         what: What the number is.
 
     Raises:
-        FactoryError: If there is no such function.
+        FactoryError: If there is no such function, or it fails.
         FactoryKindError: If it cannot be called with one argument.
     """
     function = load_factory(name)
@@ -108,4 +108,9 @@ def call_factory(name: str, argument: int, what: str) -> Any:
             inspect.signature(function).bind(argument)
     except TypeError as error:
         raise FactoryKindError(f"{name} has to be a function of one argument, {what}: {error}.") from error
-    return function(argument)
+    try:
+        return function(argument)
+    except Exception as error:
+        raise FactoryError(
+            f"{name} failed for {argument}, {what}: {type(error).__name__}: {error}. --debug shows where."
+        ) from error

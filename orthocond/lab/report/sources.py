@@ -130,7 +130,8 @@ def read(paths: Iterable[Path]) -> WrittenTable | list[Training]:
         else:
             inner = [p for p in sorted(folder.iterdir()) if (p / _CONFIG).is_file()] if folder.is_dir() else []
             if not inner:
-                problem = "has neither runs nor a table in it" if folder.is_dir() else "does not exist"
+                problem = "is no folder" if folder.exists() else "does not exist"
+                problem = "has neither runs nor a table in it" if folder.is_dir() else problem
                 raise NothingToReportError(
                     f"A report needs a run folder, a folder of runs or the folder of a table; {path} {problem}."
                 )
