@@ -245,6 +245,8 @@ BAD_USAGE = [
     ("train dbn-sprites-small --schedule.milestones 2 0", "--schedule.milestones[1] needs at least 1"),
     ("train dbn-sprites-small --seed -1", "--seed needs at least 0"),
     ("train dbn-sprites-small --model.width 0", "--model.width needs at least 1"),
+    ("train gan-sprites --steps 30", "Did you mean --schedule.steps?"),
+    ("train dbn-sprites-small --lr=0.1", "Did you mean --schedule.lr?"),
     ("train dbn-sprites-small --model resnet51", "Did you mean 'resnet50'?"),
     ("train dbn-sprites-small --data.noise 1 --data cifar10", "data.noise is a setting of sprites; cifar10 has none"),
     ("train gan-sprites --objective.augment-probability 2", "--objective.augment-probability needs at most 1"),

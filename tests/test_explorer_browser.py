@@ -121,6 +121,10 @@ def test_the_heat_map_shows_where_a_direction_acts(opened, quadrants):
     )
     assert found[place] > 200
     assert [v for i, v in enumerate(found) if i != place] == [0, 0, 0]
+    filters = "[...document.querySelectorAll('.picture canvas')].map(c => getComputedStyle(c).filter)"
+    assert tab.evaluate(filters) == ["grayscale(1) brightness(0.6)", "none"]  # so that the map's colors are its own
+    settled(tab, lambda: tab.uncheck("#heat"))
+    assert tab.evaluate(filters) == ["none", "none"]
 
 
 def test_a_rectangle_finds_the_direction_that_acts_in_it(opened, quadrants):

@@ -13,7 +13,9 @@ from orthocond.cli import main
 from orthocond.lab import experiments
 from orthocond.lab.generation import truth
 from orthocond.lab.report import write, write_report
+from orthocond.lab.report.charts import curves
 from orthocond.lab.report.problems import problems
+from orthocond.lab.report.quantities import Quantity
 from orthocond.lab.report.sources import (
     group,
     initial_singular_values,
@@ -336,6 +338,21 @@ def test_each_chart_has_a_title_a_sentence_and_a_table(tmp_path):
         assert re.search(r"<h3 id=\"t\d+\">[^<]+</h3>", chart)
         assert re.search(r"<figcaption id=\"d\d+\">[^<]+ends at [^<]+</figcaption>", chart)
         assert "<table>" in chart
+
+
+def test_single_points_are_seen_and_short_ranges_have_ticks(tmp_path):
+    groups = group(read([classifier(tmp_path), classifier(tmp_path, "nog", error=19.0, kappa=400.0)]))
+    names = [g.label for g in groups]
+    error = curves(groups, Quantity("error", "Error"), names)  # one point for each training: no line
+    assert error.spec["layer"][1]["encoding"]["opacity"]["value"] > 0.5
+    kappa = Quantity("condition", "κ", style="log")
+    assert curves(groups, kappa, names).spec["layer"][0]["encoding"]["y"]["scale"]["type"] == "log"  # 100 to 3,200
+    short = Run.create(tmp_path, "short", config())
+    for step in range(1, 30):
+        short.log(step, 0, condition=3.2 + 0.04 * step)
+    narrow = curves(group(read([short.path])), kappa, ["svd"]).spec["layer"]
+    assert "type" not in narrow[0]["encoding"]["y"]["scale"]
+    assert narrow[1]["encoding"]["opacity"]["value"] == 0
 
 
 def test_settings_that_differ(tmp_path):

@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownOptionError
 
 import orthocond
 from orthocond.cli import bench, data, demo, evaluate, explore, listing, report, table, train, traverse
@@ -45,7 +45,7 @@ def run(tokens: Sequence[str]) -> int:
         return command(*bound.args, **bound.kwargs) or 0
     except (CycloptsError, UsageError) as error:
         named = " ".join(["orthocond", *(token for token in tokens[:1] if token in COMMANDS)])
-        _complain(f"{explain(UsageError(str(error)))[0]}\n`{named} --help` tells more.", debug)
+        _complain(f"{explain(UsageError(_text(error)))[0]}\n`{named} --help` tells more.", debug)
         return 2
     except EXPECTED as error:
         text, code = explain(error)
@@ -59,6 +59,16 @@ def _app(tokens: Sequence[str]) -> App:
         app.command(command or train.command(tokens[1:] if tokens[:1] == ["train"] else ["--help"]), name=name)
     app.register_install_completion_command(help="Let the shell complete commands and options of orthocond.")
     return app
+
+
+def _text(error: CycloptsError | UsageError) -> str:
+    """What the error says; for the last part of a setting's path, the whole path."""
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).partition("=")[0]
+        names = (name for argument in error.argument_collection for name in argument.names)
+        if found := [name for name in names if name.endswith(f".{word.removeprefix('--')}")]:
+            return f"Unknown option: {word}. Did you mean {' or '.join(found)}?"
+    return str(error)
 
 
 def _complain(text: str, debug: bool) -> None:

@@ -1,6 +1,7 @@
 """Charts with hover: curves over the steps, differences with their intervals, spectra."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -14,6 +15,8 @@ from orthocond.lab.report.sources import Group, Training
 _POINTS = 400  # of a line; more cannot be seen
 _MEAN_FROM = 13  # trainings from which lines are means over seeds
 _FEW = 4  # lines, each of which is told in the sentence under a chart
+_DOTS = 10  # points of a line up to which they are drawn: a single one makes no line
+_WIDE = 5  # largest over smallest value from which an axis may be logarithmic; below, it would have one tick
 _HEIGHT = 210
 
 
@@ -99,10 +102,13 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 def _curve_spec(rows: list[dict[str, Any]], quantity: Quantity, names: Sequence[str]) -> dict[str, Any]:
     near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", encodings=["x", "y"])
-    scale = alt.Scale(type="log", nice=False) if quantity.style == "log" else alt.Scale(zero=quantity.style == "part")
+    values = [row["value"] for row in rows]
+    log = quantity.style == "log" and max(values) >= _WIDE * min(values)
+    scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=quantity.style == "part")
+    sparse = max(Counter((row["line"], row["of"]) for row in rows).values()) <= _DOTS
     base = _switchable().encode(
         x=alt.X("step:Q", title="step", scale=alt.Scale(nice=False), axis=alt.Axis(tickCount=5, grid=False)),
-        y=alt.Y("value:Q", title=None, scale=scale, axis=_axis(rows, quantity)),
+        y=alt.Y("value:Q", title=None, scale=scale, axis=_axis(values, log)),
         color=alt.Color("line:N", scale=_scale(names, [color(i) for i in range(len(names))]), legend=None),
     )
     line = base.mark_line(strokeWidth=1.8, clip=True).encode(
@@ -114,7 +120,7 @@ def _curve_spec(rows: list[dict[str, Any]], quantity: Quantity, names: Sequence[
     # Vega-Lite's own list of fields is wrong where the nearest point is sought, hence the whole of a row.
     dots = (
         base.mark_point(filled=True, size=60, tooltip=alt.TooltipContent("data"))
-        .encode(opacity=alt.condition(near, alt.value(1), alt.value(0), empty=False))
+        .encode(opacity=alt.condition(near, alt.value(1), alt.value(0.8 if sparse else 0), empty=False))
         .add_params(near)
     )
     return _finished(alt.layer(line, dots).add_params(_hidden()).properties(width="container", height=_HEIGHT), rows)
@@ -133,12 +139,11 @@ def _scale(names: Sequence[str], values: Sequence[Any]) -> alt.Scale:
     return alt.Scale(domain=list(names), range=list(values))
 
 
-def _axis(rows: Sequence[Mapping[str, Any]], quantity: Quantity) -> alt.Axis:
-    if quantity.style == "log":
-        values = [row["value"] for row in rows]
+def _axis(values: Sequence[float], log: bool) -> alt.Axis:
+    if log:
         form = ".0e" if max(values) >= 1e5 else ",.6~g"
         return alt.Axis(values=_log_ticks(min(values), max(values)), labelExpr=f"format(datum.value, '{form}')")
-    return alt.Axis(format=".3~s" if max(abs(row["value"]) for row in rows) >= 1e4 else ",.6~g", tickCount=5)
+    return alt.Axis(format=".3~s" if max(map(abs, values)) >= 1e4 else ",.6~g", tickCount=5)
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -147,17 +152,12 @@ def _log_ticks(low: float, high: float) -> list[float]:
     Example:
         >>> _log_ticks(1.1, 7.6), _log_ticks(90, 6e5)
         ([2, 5], [100, 1000, 10000, 100000])
-        >>> _log_ticks(3.2, 4.4)
-        [3.5, 4]
     """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = math.ceil((last - first) / 6)
     powers = [10.0**e for e in range(first, last + 1, every)]
     steps = (1, 2, 5) if last - first <= 2 else (1,)
     found = [s * p for p in powers for s in steps if low <= s * p <= high]
-    if len(found) < 2:  # half steps of the leading digit
-        unit = 10.0**first / 2
-        found = [unit * k for k in range(math.ceil(low / unit), math.floor(high / unit) + 1)]
     return [int(v) if v == int(v) else v for v in found]
 
 

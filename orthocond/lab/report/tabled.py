@@ -340,7 +340,8 @@ def _plain_page(table: WrittenTable, text: str) -> Page:
     notes = content.get("notes") or []
     command = [Code("Make it again:", f"orthocond table {content.get('table', table.folder.name)}")]
     sections += [Section("What to know", [Items(notes)] if notes else []), Section("How to reproduce it", command)]
-    step = Code("Measure your own preset or model:", "orthocond bench PRESET")
+    bench = Code("Time a preset of yours:", "orthocond bench PRESET")
+    step = OWN_MODEL if "verdict" in content else bench
     return Page(content["title"], text, _plain_verdict(content), [step], sections)
 
 

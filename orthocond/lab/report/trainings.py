@@ -82,11 +82,11 @@ def _numbers(groups: Sequence[Group], total: int) -> Grid:
     quantity = outcome(trainings)
     rows, base = compare(groups, quantity)
     facts = [q for q in quantities(trainings) if q.key in _FACTS]
-    head = ["", "seeds", "state"]
+    head = ["", "Seeds", "State"]
     if quantity is not None:
         head.append(quantity.title)
         if len(groups) > 1:
-            head += [f"difference from {base.label} [95 %]", "how sure"]
+            head += [f"Difference from {base.label} [95 %]", "How sure"]
     cells = []
     for row in rows:
         line = [row.group.label, str(len(row.group.trainings)), _state(row.group.trainings)]

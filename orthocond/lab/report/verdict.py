@@ -23,9 +23,10 @@ from orthocond.lab.report.sources import Group, Training
 
 OWN_GENERATOR = Code(
     "Find the directions of your own generator:",
-    """from orthocond.directions import jacobian_directions
+    """import orthocond as oc
 
-found = jacobian_directions(generator, k=8)
+generator = oc.Generator(module, z_dim=100)
+found = oc.directions.joint_directions(generator)
 print(found.measure(generator))""",
 )
 OWN_MODEL = Code(

@@ -31,7 +31,8 @@ function options(select, entries, chosen) {
   select.replaceChildren(...entries.map(([value, text]) => new Option(text, value, false, value === chosen)));
 }
 
-const panelTitle = (panel) => `${modelOf(panel).name}: ${kindOf(panel).title}`;
+// The heading of the page names a single generator already.
+const panelTitle = (panel) => `${models.length > 1 ? `${modelOf(panel).name}: ` : ""}${kindOf(panel).title}`;
 
 // Everything outside of the pictures, from the state.
 function show() {
@@ -39,6 +40,7 @@ function show() {
   showPanels();
   for (const id of ["seed", "samples", "truncation", "mode", "tool"]) $(id).value = state[id];
   $("heat").checked = state.heat;
+  document.body.classList.toggle("heated", state.heat);
   $("truncation-value").textContent = fixed(state.truncation);
   $("clear-region").hidden = !state.region;
   for (const label of document.querySelectorAll(".walks")) label.hidden = state.tool !== "walk";
@@ -80,7 +82,7 @@ function syncRow(i) {
   row.classList.toggle("picked", i === state.picked);
   pick.checked = i === state.picked;
   if (Number(slider.value) !== stands) slider.value = stands;
-  output.textContent = value === null ? "–" : fixed(value);
+  output.textContent = value === null ? "–" : `${fixed(value)} σ`;
   slider.setAttribute("aria-valuetext", value === null ? "not moved" : `${fixed(value)} sigma`);
 }
 
