@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from report_helpers import Page, classifier, config, gan, opened, words
+from report_helpers import PIXEL, Page, classifier, config, gan, opened, words
 
 from orthocond.cli import main
 from orthocond.lab import experiments
@@ -313,6 +313,14 @@ def test_the_weight_of_a_gan_before_its_training_is_that_of_its_seed(tmp_path):
     torch.testing.assert_close(torch.tensor(found), torch.linalg.svdvals(weight.detach().flatten(1)))
     changed = {**training.config, "model": {**training.config["model"], "name": "package.module:function"}}
     assert initial_singular_values(replace(training, config=changed)) == []
+
+
+def test_traversals_come_before_what_they_do_to_factors(tmp_path):
+    run = gan(tmp_path)
+    for name in ("effects-axes", "traversal-joint"):
+        (run / "figures" / f"{name}.png").write_bytes(PIXEL)
+    places = [opened(run).text.index(words) for words in ("axes, traversal", "joint, traversal", "axes, effect")]
+    assert places == sorted(places)
 
 
 def test_quantities_can_be_left_out(tmp_path):

@@ -221,10 +221,9 @@ def _traversals(groups: Sequence[Group]) -> list[Picture]:
         "effects": "effect of each direction on each true factor",
     }
     for label, training in _shown(groups):
-        for file in sorted((training.folder / "figures").glob("*.png")) if training.folder else []:
-            kind, _, name = file.stem.partition("-")
-            if kind in words:
-                caption = f"{label}: {name}, {words[kind]}."
+        for kind, meaning in words.items():
+            for file in sorted((training.folder / "figures").glob(f"{kind}-*.png")) if training.folder else []:
+                caption = f"{label}: {file.stem.removeprefix(f'{kind}-')}, {meaning}."
                 pictures.append(Picture(file.read_bytes(), caption, caption, wide=True))
     return pictures
 

@@ -24,9 +24,10 @@ from orthocond.lab.report.sources import Group, Training
 OWN_GENERATOR = Code(
     "Find the directions of your own generator:",
     """import orthocond as oc
+from orthocond import directions
 
 generator = oc.Generator(module, z_dim=100)
-found = oc.directions.joint_directions(generator)
+found = directions.joint_directions(generator)
 print(found.measure(generator))""",
 )
 OWN_MODEL = Code(
