@@ -56,19 +56,19 @@ class Quantity:
 
 _SVD = (
     Quantity("error", "Error on held-out images", "images with a wrong class", "percent", "lower"),
-    Quantity("loss", "Training loss", "of the last batch"),
+    Quantity("loss", "Training loss", "cross-entropy of the last batch"),
     Quantity("val_loss", "Loss on held-out images", "", "plain", "lower"),
     Quantity("condition", "κ(P + εI)", "condition number of the matrix that the SVD layer takes a root of", "log"),
     Quantity("condition_on_range", "κ of P on its range", "how unequal the directions are that exist", "log"),
     Quantity("weight_condition", "κ(W)", "condition number of the weight before the SVD layer; 1 is orthogonal", "log"),
     Quantity("gradient_condition", "κ of the gradient of W", "", "log"),
     Quantity("rank", "Rank of P", "directions that the features really have"),
-    Quantity("olr_occurrence", "Steps that OLR shortened", "since the start", "part"),
-    Quantity("olr_at_floor", "Steps at which OLR took its floor", "since the start", "part"),
+    Quantity("olr_occurrence", "Steps that OLR shortened", "share of all steps so far", "part"),
+    Quantity("olr_at_floor", "Steps at which OLR took its floor", "share of all steps so far", "part"),
     Quantity("eta", "η of OLR", "the step length that brings the weight closest to orthogonal"),
     Quantity("solver_failures", "Solver failures", "matrices for which the decomposition failed"),
     Quantity("lr", "Learning rate"),
-    Quantity("step_seconds", "Time of a step", "with all else that the machine did", "seconds"),
+    Quantity("step_seconds", "Time of a step", "by the clock: other programs make it longer", "seconds"),
 )
 _GAN = (
     Quantity("condition", "κ(W)", "condition number of the weights that meet the latents; 1 is orthogonal", "log"),
@@ -76,7 +76,7 @@ _GAN = (
     Quantity("generator_loss", "Loss of the generator"),
     Quantity("real_logit", "Score of real images", "mean logit of the discriminator"),
     Quantity("fake_logit", "Score of generated images", "mean logit of the discriminator"),
-    Quantity("cannot_tell", "Steps in which the discriminator cannot tell", "of the last 100; 100 % is dead", "part"),
+    Quantity("cannot_tell", "Steps in which the discriminator cannot tell", "among the last 100; 100 %: dead", "part"),
     Quantity("sample_spread", "Spread of samples", "their distance from each other over that of real images"),
     Quantity("discriminator_penalty", "Penalty of the discriminator"),
     Quantity("method_penalty", "Penalty of the method"),
