@@ -199,8 +199,8 @@ def _words(rows: Mapping[str, Result], config: Classification) -> Sequence[str]:
         f"{_compared(nog.condition, svd.condition)} with nog alone, against svd. It matters in evaluation, where P is "
         "a running average. A weight that has turned since then puts something into directions that were empty, the "
         f"more the larger it is, and the layer amplifies that by up to ε^-1/2 = {eps**-0.5:.0f}. So a method can have "
-        "a low training loss and a poor accuracy. `refreshed` is the accuracy after the statistics were taken anew with "
-        "the weights as they are.",
+        "a low training loss and a poor accuracy. `refreshed` is the accuracy after the statistics were taken anew "
+        "with the weights as they are.",
         "κ on the range, largest over smallest eigenvalue that is not zero, measures how unequal the directions are: "
         f"{_compared(full.condition_on_range, svd.condition_on_range)} with all treatments, "
         f"{_compared(nog.condition_on_range, svd.condition_on_range)} with nog alone. An orthogonal weight passes on "
