@@ -186,12 +186,14 @@ def test_half_a_line(run, continued):
     assert b"step" not in (run.path / "log.txt").read_bytes().replace(b"after step", b"")
 
 
-def test_a_damaged_line_is_named(run):
+@pytest.mark.parametrize("line", [b"3", b"\x00", b'{"step":["x"]}'])
+def test_a_damaged_line_is_named(run, line):
     filled(run, [1])
     with (run.path / "metrics.jsonl").open("ab") as f:
-        f.write(b"3\n\x00\x00\n{}\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not a JSON object: b'3'"):
+        f.write(line + b"\n\x00\x00\n{}\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not a JSON object with an integer step") as caught:
         run.metrics()
+    assert repr(line) in str(caught.value)
     Run.open(run.path).resume()
     assert [m["step"] for m in run.metrics()] == [1]
 

@@ -61,7 +61,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a file, without a last line that was not finished; none if there is no file.
 
     Raises:
-        ValueError: If another line is not a JSON object; the text names it.
+        ValueError: If another line is not a JSON object with an integer step; the text names it.
     """
     if not path.exists():
         return []
@@ -70,12 +70,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], 1):  # after the last end of line: nothing, or half a line
         try:
             record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("not an object")
+            if not isinstance(record, dict) or not isinstance(record.get("step", 0), int):
+                raise ValueError("no object, or no step")
             records.append(from_json_safe(record))
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"{path}, line {number} is not a JSON object: {line[:80]!r}. Restore the file, or resume "
-                "the run, which cuts what follows the last checkpoint."
+                f"{path}, line {number} is not a JSON object with an integer step: {line[:80]!r}. Restore the file, or "
+                "resume the run, which cuts what follows the last checkpoint."
             ) from error
     return records
