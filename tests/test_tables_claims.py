@@ -16,7 +16,7 @@ from orthocond.lab.classification.config import Method
 from orthocond.lab.config import change
 from orthocond.lab.experiments import preset
 from orthocond.lab.tables import statistics
-from orthocond.lab.tables.comparison import Measure
+from orthocond.lab.tables.comparison import FigurePlan, Measure
 from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term, _verdict, command, cpu_seconds
 from orthocond.lab.tables.records import Record, keep, read_kept
 from orthocond.lab.tables.table import Material
@@ -179,6 +179,19 @@ def test_fewer_seeds_may_be_asked_for_and_no_training_is_planned_twice():
     assert max(config.seed for config in most) == 9
     assert {config.scale for config in most} == {"laptop", "workstation"}
     assert {config.scale for config in table.configs("paper", 1)} == {"paper"}
+
+
+def test_figures_do_not_mix_arms_of_one_method(tmp_path):
+    """BN with its own schedule and BN with more steps are two arms of one method."""
+    longer = Arm("longer", lambda scale, seed: change(_arm("bn").config(scale, seed), {"schedule.epochs": 6}))
+    drawn = []
+    table = replace(
+        _table(Contrast("claim", "contrast", (Term(1, _arm("bn")), Term(-1, longer)), {"laptop": 2})),
+        figures=(FigurePlan("curves", lambda outcomes, rows: drawn.extend(outcomes), (Method("bn"),)),),
+    )
+    configs = [arm.config("laptop", seed) for arm in (longer, _arm("bn")) for seed in (0, 1)]
+    table.write(tmp_path, Material("laptop", 2, {config: _record(config, 20.0) for config in configs}))
+    assert [record.config for record in drawn[0].records[Method("bn")]] == configs[2:]
 
 
 # The table of CIFAR-10

@@ -197,8 +197,10 @@ class Claims(Table):
         outcomes = []
         for scale in dict.fromkeys(row["scale"] for row in rows):
             records: dict[Any, list[Record]] = {}
-            for config in self.configs(material.scale, material.seeds):
-                if config.scale == scale and (record := material.records.get(config)) is not None:
+            settings: dict[Any, Config] = {}  # arms of one method may differ in schedule or ridge: the first is drawn
+            for config in (c for c in self.configs(material.scale, material.seeds) if c.scale == scale):
+                same = settings.setdefault(config.method, replace(config, seed=0)) == replace(config, seed=0)
+                if same and (record := material.records.get(config)) is not None:
                     records.setdefault(config.method, []).append(record)
             outcomes.append(Outcome(self, Experiment(self.setting.get(scale, scale), "", {}), records, {}))
         for plan in self.figures:

@@ -27,7 +27,9 @@ _MANY = 80  # points of a curve, so that files stay small
 _FONT = 8.5
 _LARGE = 100_000  # bytes of a PNG
 
-_PANEL, _LETTER, _HEIGHT = 3.4, 0.0715, 2.9  # inches: width of a panel, of a letter beside it, height of a panel
+LETTER = 0.0715
+"""Inches that a letter of a label takes."""
+_PANEL, _HEIGHT = 3.4, 2.9  # inches of a panel
 
 
 class Curve(NamedTuple):
@@ -102,7 +104,7 @@ def new_figure(width: float, height: float) -> Any:
 
 def panels(rows: int, columns: int, labels: Sequence[str] = ()) -> tuple[Any, list[list[Any]]]:
     """A figure with panels in rows, with room to the right of each for these labels."""
-    wide, gap, left, top, bottom = _PANEL + _LETTER * max(map(len, labels), default=0) + 0.3, 0.6, 0.65, 0.35, 0.5
+    wide, gap, left, top, bottom = _PANEL + LETTER * max(map(len, labels), default=0) + 0.3, 0.6, 0.65, 0.35, 0.5
     width = columns * (wide + gap) - gap + left
     height = rows * (_HEIGHT + bottom + top)
     figure = new_figure(width, height)
@@ -151,7 +153,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     scale: Callable[[float], float] = math.log if axes.get_yscale() == "log" else float
     heights = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for y, _, _ in ends]
     order = sorted(range(len(ends)), key=lambda i: heights[i])
-    places = spread_out([heights[i] for i in order], 1.35 * _FONT / 72 / _HEIGHT)
+    places = spread_out([heights[i] for i in order], 1.35 * _FONT / 72 / _HEIGHT, top=1.0)
     axes.set_ylim(low, high)
     for place, index in zip(places, order, strict=True):
         _, text, tint = ends[index]
@@ -166,12 +168,14 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
         axes.text(1.06, place, text, color=ink(tint), size=_FONT, va="center", transform=axes.transAxes)
 
 
-def spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Sorted places that are at least a gap apart, and as near to what they mark as that allows.
+def spread_out(heights: Sequence[float], gap: float, top: float = math.inf) -> list[float]:
+    """Sorted places that are at least a gap apart, none above the top, and as near to what they mark as that allows.
 
     Example:
         >>> [round(y, 2) for y in spread_out([0.5, 0.5, 0.9], 0.1)]
         [0.45, 0.55, 0.9]
+        >>> [round(y, 2) for y in spread_out([0.5, 0.9, 0.9], 0.1, top=0.9)]
+        [0.5, 0.8, 0.9]
     """
     groups: list[list[float]] = []  # number, mean of the places that the first of each group should have
     for index, height in enumerate(heights):
@@ -181,7 +185,8 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
             m, x = groups.pop()
             groups.append([m + n, (m * x + n * y) / (m + n)])
     places = [y for n, y in groups for _ in range(int(n))]
-    return [place + index * gap for index, place in enumerate(places)]
+    last = len(places) - 1
+    return [min(place + index * gap, top - (last - index) * gap) for index, place in enumerate(places)]
 
 
 def save(figure: Any, stem: Path) -> None:

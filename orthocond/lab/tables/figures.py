@@ -6,6 +6,7 @@ from typing import Any
 
 from orthocond.lab.tables.comparison import Measure, Outcome
 from orthocond.lab.tables.drawing import (
+    LETTER,
     Curve,
     color,
     curve,
@@ -117,7 +118,8 @@ def verdicts(rows: Sequence[dict[str, Any]], measure: Measure) -> Any:
     shown = [row for row in rows if row["measures"][measure.name]["difference"]]
     if not shown:
         return None
-    left, wide, height = 5.2, 4.6, 0.27 * len(shown)
+    labels = [f"{row['contrast']}, {row['setting'].partition(' (')[0]}" for row in shown]
+    left, wide, height = 0.3 + LETTER * max(map(len, labels)), 4.6, 0.27 * len(shown)
     full, tall = left + wide + 0.3, height + 0.9
     figure = new_figure(full, tall)
     axes = figure.add_axes((left / full, 0.5 / tall, wide / full, height / tall))
@@ -132,7 +134,7 @@ def verdicts(rows: Sequence[dict[str, Any]], measure: Measure) -> Any:
     reach = 2.5 * max(abs(row["measures"][measure.name]["difference"]["mean"]) for row in shown) or 1.0
     low, high = axes.get_xlim()
     axes.set_xlim(max(low, -reach), min(high, reach))
-    axes.set_yticks(range(len(shown)), [f"{row['contrast']}, {row['setting'].partition(' (')[0]}" for row in shown])
+    axes.set_yticks(range(len(shown)), labels)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.grid(False, axis="y")
     side = "right" if measure.higher else "left"
