@@ -16,6 +16,7 @@ from orthocond.layers import (
     whiten,
     whiten_color,
 )
+from orthocond.layers.base import flatten
 from orthocond.matrix import SVD, Eigh, NewtonSchulz, sqrtm
 
 SHAPES = {2: (60, 6), 3: (10, 6, 7), 4: (5, 6, 4, 5), 5: (4, 6, 3, 2, 4)}
@@ -189,6 +190,18 @@ def test_products_are_in_float32_only_where_that_is_enough(kappa, eps, bound, in
         p = covariance(x)[block, block]
         expected = p @ torch.linalg.inv(p + eps * torch.eye(len(p), dtype=F64))
         assert torch.linalg.matrix_norm(covariance(y)[block, block] - expected, 2) < bound
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_the_covariance_of_a_stem_of_low_rank_is_that_of_float64(form):
+    """64 channels of 27 inputs: what is zero but for rounding must not be hidden below the rounding of products."""
+    torch.manual_seed(0)
+    x = nn.functional.conv2d(torch.randn(40, 3, 16, 16), torch.randn(64, 3, 3, 3), torch.randn(64), padding=1)
+    found = statistics.moments(flatten(x.contiguous(memory_format=form))[0])[1]
+    expected = covariance(x)
+    assert (found.covariance[0] - expected).abs().max() < 1e-13 * expected.abs().max()
+    values = torch.linalg.eigvalsh(found.covariance[0])
+    assert values[36] < 1e-11 * values[-1] < values[37]
 
 
 @pytest.mark.parametrize("layout", ["rows", "contiguous", "channels_last"])

@@ -86,12 +86,10 @@ def _outer(mean: Tensor, groups: int) -> Tensor:
 
 def _batch_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Mean and biased covariance in float64, from products of the least precision that is enough."""
-    if _may_use_float32(x):
-        probe = x[: -(-_PROBE * x.shape[1] // x.shape[2])]
-        if _resolves(*_float32_moments(probe, groups)):
-            found = _float32_moments(x, groups)
-            if _resolves(*found):
-                return found
+    if _may_use_float32(x) and _probe_resolves(x[: -(-_PROBE * x.shape[1] // x.shape[2])], groups):
+        found = _float32_moments(x, groups)
+        if _resolves(*found):
+            return found
     return _float64_moments(x, groups)
 
 
@@ -113,6 +111,13 @@ def _may_use_float32(x: Tensor) -> bool:
     return large and x.dtype == torch.float32 and can_read_freely(x)
 
 
+def _probe_resolves(x: Tensor, groups: int) -> bool:
+    """The same of a part of the features, from one product."""
+    z = x.transpose(0, 1).reshape(groups, x.shape[1] // groups, -1)
+    mean = z.mean(-1)
+    return _resolves(mean.flatten(), z @ z.mT / z.shape[-1] - _outer(mean, groups))
+
+
 def _resolves(mean: Tensor, covariance: Tensor) -> bool:
     """Whether the smallest eigenvalue is well above the errors of products in float32."""
     largest = (covariance.diagonal(dim1=-2, dim2=-1).flatten() + mean.square()).amax()
@@ -126,8 +131,8 @@ def _float32_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     size = channels // groups
     together = 1  # blocks that make one product
     if positions == 1:
-        whole = batch - batch % _BLOCK
-        both = x[:whole, :, 0].view(-1, _BLOCK, channels).mT, x[whole:].permute(2, 1, 0)
+        whole = batch - batch % _LONGEST_BLOCK
+        both = x[:whole, :, 0].view(-1, _LONGEST_BLOCK, channels).mT, x[whole:].permute(2, 1, 0)
         parts = [part for part in both if part.numel()]
     else:
         parts = list(x.split(_LONGEST_BLOCK, dim=2))
@@ -156,6 +161,7 @@ def _products(block: Tensor, together: int) -> Tensor:
 
 def _float64_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     batch, channels, positions = x.shape
+    size = channels // groups
     if torch.compiler.is_compiling():
         samples, width = batch, positions  # a loop would be unrolled
     else:
@@ -163,10 +169,15 @@ def _float64_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     # Shifted by the mean of a part, the products do not cancel even where the mean is much above the deviation.
     shift = x[:samples].mean((0, 2), dtype=torch.float64)
     total = torch.zeros_like(shift)
-    scatter = shift.new_zeros(groups, channels // groups, channels // groups)
+    scatter = shift.new_zeros(groups, size, size)
     for images in x.split(samples):
         for part in images.split(width, dim=2):
-            z = (part.double() - shift.unsqueeze(-1)).transpose(0, 1).reshape(groups, channels // groups, -1)
+            if positions == 1:
+                z = (part.double() - shift.unsqueeze(-1)).transpose(0, 1)
+            else:
+                z = part.transpose(0, 1).to(torch.float64, memory_format=torch.contiguous_format, copy=True)
+                z.sub_(shift.reshape(-1, 1, 1))
+            z = z.reshape(groups, size, -1)
             total += z.sum(-1).flatten()
             scatter.baddbmm_(z, z.mT)
     mean = total / (batch * positions)

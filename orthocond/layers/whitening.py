@@ -5,7 +5,14 @@ import warnings
 import torch
 from torch import Tensor
 
-from orthocond._checks import all_true, at_least_float32, check_count, check_not_negative, without_autocast
+from orthocond._checks import (
+    all_true,
+    at_least_float32,
+    can_read_freely,
+    check_count,
+    check_not_negative,
+    without_autocast,
+)
 from orthocond.layers.base import (
     affine,
     blame_features,
@@ -112,6 +119,8 @@ def batch_whitening(found: Moments, dtype: torch.dtype, eps: float, solver: Solv
     covariance = found.covariance
     finite = are_finite(found.mean, covariance)
     solver = with_rank_tolerance(solver, eps, dtype, covariance.shape[-1])
+    if can_read_freely(covariance) and all_true(finite):
+        return inv_sqrtm(covariance, eps=eps, solver=solver)
     whitening = inv_sqrtm(torch.where(finite, covariance, identity_like(covariance)), eps=eps, solver=solver)
     return torch.where(finite, whitening, torch.nan)
 

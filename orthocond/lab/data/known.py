@@ -2,8 +2,6 @@
 
 import importlib
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,6 +267,8 @@ def _retrieve(file: RemoteFile, root: Path, home: str, progress: Progress | None
 
 def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None]) -> None:
     """Append what is missing to a file that holds the beginning."""
+    import urllib.error
+
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return _go_on(url, part, progress)
@@ -287,6 +287,9 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None]) ->
 
 
 def _go_on(url: str, part: Path, progress: Callable[[int, int | None], None]) -> None:
+    import urllib.error
+    import urllib.request
+
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
