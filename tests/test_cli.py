@@ -94,7 +94,7 @@ assert not heavy, heavy
 )
 def test_what_computes_nothing_starts_without_the_heavy_parts(line, tmp_path):
     environment = os.environ | {"HOME": str(tmp_path), "SHELL": "/bin/bash"}
-    command = [sys.executable, "-c", _LIGHT, *line.split()]
+    command = [sys.executable, "-c", _LIGHT, *line]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
 
