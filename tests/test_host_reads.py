@@ -36,7 +36,7 @@ class Reads(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """The code that runs where values cannot be read without waiting."""
-    for module in ("matrix.eigh", "matrix.polar_factor", "layers.statistics"):
+    for module in ("matrix.eigh", "matrix.polar_factor", "layers.statistics", "layers.whitening"):
         monkeypatch.setattr(f"orthocond.{module}.can_read_freely", lambda x: False)
 
 
