@@ -121,11 +121,13 @@ def test_kinds_of_one_generator_stand_side_by_side(opened, quadrants):
     settled(tab, lambda: tab.click("#compare"))
     assert tab.locator("#panels figure").count() == 2
     assert tab.evaluate("state.panels.map(p => p.kind)") == ["axes", "turned"]
+    assert tab.locator("figcaption span").all_inner_texts() == ["axes", "turned"]  # the heading names the generator
     first, second = ("#panels figure:nth-child(1) canvas", "#panels figure:nth-child(2) canvas")
     assert torch.equal(pixels(tab, first), pixels(tab, second))  # the same latent
     slide(tab, 0, 3)
     assert not torch.equal(pixels(tab, first), pixels(tab, second))  # along the first direction of each kind
     assert tab.evaluate("[state.values.axes, state.values.turned]") == [[3], [3]]
+    assert tab.inner_text(".direction output >> nth=0") == "3.00 σ"
     again = opened([replace(quadrants, kinds=(quadrants.kinds[0], other))], state=tab.evaluate("location.hash")[1:])
     assert torch.equal(pixels(again, second), pixels(tab, second))
     settled(tab, lambda: tab.click("#panels figure:nth-child(2) button"))

@@ -51,6 +51,7 @@ def test_every_kept_table_has_a_report(tmp_path, name, monkeypatch):
     monkeypatch.setattr("orthocond.lab.report.sources.read_kept", lambda _: [])  # reading all of them takes long
     page = opened(RESULTS / name, out=tmp_path / "r.html")
     assert "Verdict" in page.text
+    assert ("Time a preset of yours" in page.text) == (name in ("time", "gan-time", "paper-scale"))  # tables of times
 
 
 def _cells(content):
