@@ -14,7 +14,7 @@ from orthocond._checks import check_not_negative
 from orthocond.layers import SVDLayer
 from orthocond.monitor.advice import advise, advise_decomposition
 from orthocond.monitor.data_flow import WEIGHT_LAYERS, FlowTrace
-from orthocond.monitor.diagnosis import Decomposition, Diagnosis, Failure
+from orthocond.monitor.diagnosis import Decomposition, Diagnosis, Failure, LayerDiagnosis
 from orthocond.monitor.layer_names import named_layers, path_of, unwrap
 from orthocond.monitor.layer_probe import LayerProbe
 from orthocond.monitor.model_call import call, first_batch, split_batch, undisturbed
@@ -122,17 +122,7 @@ def diagnose(
                 failures.append(Failure(what, "backward", **vars(log.broken_gradient)))
             for probe in probes.values():
                 probe.gradient = gradients.get(id(probe.parameter()))
-    rows = {name: probe.row() for name, probe in probes.items()}
-    for name, found in trace.found.items():
-        rows[name] = replace(rows[name], fed_by=tuple(layer.row_name for layer in found))
-    for name, row in rows.items():
-        rows[name] = replace(row, feeds=tuple(s for s in svd if name in rows[s].fed_by and name not in svd))
-    source = _expression(batch, first, inputs)
-    for name, probe in probes.items():
-        fed = [(rows[s], svd[s], path_of(model, s)) for s in rows[name].feeds]
-        start = source if probe.first else None
-        advice = advise(rows[name], probe.module, probe.path(model), start, fed, probe.blocks)
-        rows[name] = replace(rows[name], advice=tuple(advice))
+    rows = _rows(model, probes, svd, trace, _expression(batch, first, inputs))
     decompositions = tuple(
         Decomposition(
             **vars(found.call),
@@ -145,7 +135,7 @@ def diagnose(
     )
     value = math.nan if loss is None else float(loss.detach())
     checked = _checked(len(probes), bool(svd), bool(decompositions), loss_fn is not None)
-    return Diagnosis(tuple(rows.values()), value, tuple(failures), decompositions, checked)
+    return Diagnosis(rows, value, tuple(failures), decompositions, checked)
 
 
 def _probes(model: nn.Module, eps: float | None) -> Iterator[LayerProbe]:
@@ -159,6 +149,27 @@ def _probes(model: nn.Module, eps: float | None) -> Iterator[LayerProbe]:
                     yield LayerProbe(name, module, attribute, eps, attention=module)
         elif isinstance(module, (*WEIGHT_LAYERS, SVDLayer)):
             yield LayerProbe(name, module, "weight", eps, attention=attention.get(id(module)))
+
+
+def _rows(
+    model: nn.Module,
+    probes: Mapping[str, LayerProbe],
+    svd: Mapping[str, nn.Module],
+    trace: FlowTrace,
+    source: str | None,
+) -> tuple[LayerDiagnosis, ...]:
+    """What was found of each layer: which feeds which SVD layer, and what would help."""
+    rows = {name: probe.row() for name, probe in probes.items()}
+    for name, found in trace.found.items():
+        rows[name] = replace(rows[name], fed_by=tuple(layer.row_name for layer in found))
+    for name, row in rows.items():
+        rows[name] = replace(row, feeds=tuple(s for s in svd if name in rows[s].fed_by and name not in svd))
+    for name, probe in probes.items():
+        fed = [(rows[s], svd[s], path_of(model, s)) for s in rows[name].feeds]
+        start = source if probe.first else None
+        advice = advise(rows[name], probe.module, probe.path(model), start, fed, probe.blocks)
+        rows[name] = replace(rows[name], advice=tuple(advice))
+    return tuple(rows.values())
 
 
 def _broken_before(model: nn.Module, inputs: Any) -> Iterator[Failure]:
