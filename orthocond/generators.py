@@ -95,6 +95,8 @@ class Generator(nn.Module):
             raise ValueError(f"Generator(latent_shape=...) needs {self.z_dim} numbers in all; got {latent_shape}.")
         self.latent_shape = latent_shape or self._find_shape()
         self.sigma = _SIGMA[prior] if isinstance(prior, str) else float(self.sample(_SIGMA_SAMPLES).double().std())
+        if not self.sigma > 0:
+            raise ValueError(f"Generator(prior=...) needs latents that differ; {_SIGMA_SAMPLES} of this one are equal.")
         if latent_shape is None or self.range is not None:
             self._warn_of_range(all_images(self, self.sample(2), 2, "Generator"))
 

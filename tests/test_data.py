@@ -11,7 +11,7 @@ from data_files import encoded, pack, pixels, real_data, write_cifar10, write_ci
 from PIL import Image
 
 from orthocond.lab.data import BrokenImageError, ImageData, MissingSplitError, folders, load, load_pair, names
-from orthocond.lab.data.images import balanced
+from orthocond.lab.data.images import balanced, shorter_side
 
 CLASSES = ["cat/0.png", "cat/1.png", "dog/0.png", "dog/sub/1.png", "eel/0.png"]
 
@@ -153,6 +153,13 @@ def test_mixed_sizes_are_scaled_and_cropped_in_the_middle(tmp_path):
     assert data.images[0].max() < 60
     assert (data.images[1].int() - 90).abs().max() <= 1
     assert "shorter side scaled to 4" in repr(data)
+
+
+@pytest.mark.parametrize(
+    ("sides", "expected"), [((10, 14), (4, 6)), ((14, 10), (6, 4)), ((10, 13), (4, 5)), ((3, 4), (4, 5))]
+)
+def test_the_longer_side_is_rounded_to_the_nearest_pixel(sides, expected):
+    assert shorter_side(torch.zeros(1, 3, *sides, dtype=torch.uint8), 4).shape == (1, 3, *expected)
 
 
 def test_statistics_of_files_and_of_memory_agree(tmp_path):

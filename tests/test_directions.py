@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -111,6 +112,10 @@ def test_effect_of_a_region():
     inside = g.a.reshape(6, 4, 5)[:, 1:3, 2:4].flatten(1).square().mean(1).sqrt()
     torch.testing.assert_close(effect_sizes(g, torch.eye(6).double(), 3, mask=mask), inside)
     torch.testing.assert_close(effect_sizes(g, torch.eye(6).double(), 3, mask=(2, 3, 2, 2)), inside)
+    torch.testing.assert_close(effect_sizes(g, torch.eye(6).double(), 3, mask=(2, 3, 1.6, 1.7)), inside)  # rounded
+    for bad in ((2, 3, 2), (2, 3, math.nan, 2), (2, math.inf, 2, 2), (2, 3, True, 2), (2, 3, "2", 2)):
+        with pytest.raises(ValueError, match=r"a region \(center_row, center_col, height, width\); got"):
+            effect_sizes(g, torch.eye(6).double(), 3, mask=bad)
 
 
 def test_eigengan_directions():

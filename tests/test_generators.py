@@ -247,6 +247,7 @@ def test_noise_from_elsewhere_is_an_error(measure):
         (lambda: oc.Generator(lambda z: Flat()(z) / 0, 4), ValueError, "NaN or infinite pixels"),
         (lambda: oc.Generator(lambda z: Flat()(z).long(), 4), TypeError, "floating-point"),
         (lambda: oc.Generator(Flat(), 4, prior=lambda n, rng: torch.rand(n, 3)), ValueError, r"\(n, 4\)"),
+        (lambda: oc.Generator(Flat(), 4, prior=lambda n, rng: torch.ones(n, 4)), ValueError, "latents that differ"),
         (lambda: oc.Generator(Flat(), 4, range=(0, 1))(torch.zeros(2, 5)), ValueError, r"\(n, 4\); got shape \(2, 5\)"),
         (lambda: oc.Generator(Flat(), 4, range=(0, 1)).sample(0), ValueError, "at least 1"),
         (lambda: oc.Generator(Flat(), 4, noise="random"), TypeError, "Tensor; got str"),

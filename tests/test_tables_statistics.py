@@ -43,6 +43,17 @@ def test_pooled_is_that_of_scipy():
     assert (found.low, found.high) == pytest.approx((found.mean - half, found.mean + half))
 
 
+@pytest.mark.parametrize("margin", [0.05, 0.5, 2.0])
+def test_equivalence_is_two_one_sided_tests_of_scipy(margin):
+    differences = [0.1, -0.3, 0.4, 0.2, 0.05]
+    found = statistics.equivalence(differences, margin)
+    below = stats.ttest_1samp(differences, margin, alternative="less")
+    above = stats.ttest_1samp(differences, -margin, alternative="greater")
+    assert found.p == pytest.approx(max(below.pvalue, above.pvalue))
+    interval = stats.ttest_1samp(differences, 0).confidence_interval(0.9)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_sign_flips_are_all_signs(count):
     draw = random.Random(count)

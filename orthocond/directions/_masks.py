@@ -1,5 +1,7 @@
 """Regions of an image, as masks or rectangles."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,8 @@ def check_mask(mask: Region, images: Tensor, name: str) -> Tensor:
     """A region as bool ``(H, W)``: a mask of that size, or (center row, center column, height, width) in pixels."""
     height, width = images.shape[-2:]
     if isinstance(mask, (tuple, list)):
-        if len(mask) != 4 or any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in mask):
+        numbers = [v for v in mask if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
+        if len(mask) != 4 or len(numbers) != 4:
             raise ValueError(f"{name} needs a region (center_row, center_col, height, width); got {mask!r}.")
         row, column, tall, wide = mask
         top, left = round(row - tall / 2), round(column - wide / 2)
