@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from orthocond.lab.data import sprites
+from orthocond.lab.generation import distances
 from orthocond.lab.generation import evaluate as gan_evaluate
 from orthocond.lab.generation.distances import Asked, distance, references
 from orthocond.lab.generation.evaluate import evaluate
@@ -121,6 +122,14 @@ def test_a_file_of_weights_that_is_something_else(tmp_path, content):
 
 
 # Distances and their files
+
+
+def test_each_distance_takes_as_many_real_images_as_it_asks_for(monkeypatch):
+    monkeypatch.setattr(distances, "_BATCH", 4)
+    asked = {"few": Asked(Color(), 3), "many": Asked(Color(), 9)}
+    found = distances._real_features(asked, tiny(), None)
+    assert {key: len(features) for key, features in found.items()} == {"few": 6, "many": 18}
+    torch.testing.assert_close(found["few"], found["many"][:6])
 
 
 def test_distances_stand_beside_those_of_real_images(faces, tmp_path):

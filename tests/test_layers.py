@@ -35,6 +35,11 @@ def test_whitening_equals_its_definition(dims):
     torch.testing.assert_close(whiten(x).double(), whitened(x), rtol=1e-4, atol=1e-5)
 
 
+def test_the_positions_of_one_image_are_samples_enough():
+    x = features(1, 6, 5, 8)
+    torch.testing.assert_close(whiten(x).double(), whitened(x), rtol=1e-4, atol=1e-5)
+
+
 def test_groups_are_whitened_by_themselves():
     x = features(20, 6, 5, 5)
     y = whiten(x, groups=3)
