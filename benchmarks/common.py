@@ -8,7 +8,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -73,12 +73,21 @@ def peak_memory(run: Callable[[], object]) -> int:
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
-    held = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
+    return most_held(event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
+
+
+def most_held(changes: Iterable[int]) -> int:
+    """The largest sum of changes in bytes since the least one: a run may first free what the run before has left.
+
+    >>> most_held([-65, 65, 65, -65])
+    130
+    """
+    held = least = most = 0
+    for change in changes:
+        held += change
+        least = min(least, held)
+        most = max(most, held - least)
+    return most
 
 
 def environment() -> dict[str, str]:

@@ -1,6 +1,8 @@
 """What a step costs: the step of the real loop, methods in turn, medians and ratios."""
 
+import importlib.util
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,3 +141,13 @@ def test_the_kind_of_device(monkeypatch):
     assert device_kind() == device_kind("cpu") == "cpu"
     with pytest.raises(ValueError, match=r"'cuda' is not what torch .* 'cpu': install"):
         device_kind("cuda")
+
+
+def test_peak_memory_counts_from_the_least_that_was_held():
+    """A run may begin by freeing the gradient that the run before it has left."""
+    path = Path(__file__).parent.parent / "benchmarks" / "common.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_common", path)
+    common = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(common)
+    assert common.most_held([-65, 65, 65, -65]) == 130
+    assert common.most_held([65, -65, 30]) == 65
