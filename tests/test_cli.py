@@ -1,5 +1,6 @@
 """The command line: help, settings, errors and exit codes."""
 
+import gc
 import importlib
 import io
 import json
@@ -75,6 +76,11 @@ def test_version(capsys):
 
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == orthocond.__version__
+
+
+def test_garbage_is_collected_again_after_the_start(capsys):
+    assert main(["--version"]) == 0
+    assert gc.isenabled()
 
 
 _LIGHT = """
