@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from report_helpers import PIXEL, Page, classifier, config, gan, opened, words
+from scipy.stats import binomtest
 
 from orthocond.cli import main
 from orthocond.lab import experiments
@@ -76,12 +77,14 @@ def test_unfinished_runs_are_not_compared(tmp_path):
     assert last == "Not all is done: of 2 trainings 1 unfinished; see the warnings below."
 
 
-def test_an_error_has_the_interval_of_its_images(tmp_path):
+@pytest.mark.parametrize("images", [20, 1000])
+def test_an_error_has_the_interval_of_its_images(tmp_path, images):
     run = classifier(tmp_path)
-    facts = {"step": 400, "error": 20.0, "recalibrated_error": 20.0, "classes": 12, "images": 1000}
+    facts = {"step": 400, "error": 20.0, "recalibrated_error": 20.0, "classes": 12, "images": images}
     (run / "evaluation.json").write_text(json.dumps(facts))
-    # Of Wilson; scipy.stats.binomtest(200, 1000).proportion_ci(method="wilson") gives 0.17637 and 0.22592.
-    assert "20.00 % error on held-out images (95 % interval 17.6 to 22.6 %, from 1,000 images of one" in words(run)[0]
+    ends = binomtest(images // 5, images).proportion_ci(method="wilson")
+    interval = f"95 % interval {100 * ends.low:.1f} to {100 * ends.high:.1f} %, from {images:,} images of one"
+    assert f"20.00 % error on held-out images ({interval}" in words(run)[0]
 
 
 @pytest.mark.parametrize(("mig", "chance"), [(0.25, True), (0.45, False)])
