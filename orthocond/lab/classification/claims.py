@@ -184,8 +184,8 @@ TABLES: tuple[Table, ...] = (
         ),
         {
             "laptop": "small (plain ConvNet of width 32, CIFAR-10, 4 epochs)",
-            "workstation": "medium (plain ConvNet of width 64, CIFAR-10, 14 epochs)",
-            "paper": "medium (plain ConvNet of width 64, CIFAR-10, 14 epochs)",
+            "workstation": "medium (plain ConvNet of width 64, CIFAR-10, 16 epochs)",
+            "paper": "medium (plain ConvNet of width 64, CIFAR-10, 16 epochs)",
         },
         (
             FigurePlan("convergence", convergence, _METHODS),

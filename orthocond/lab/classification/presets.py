@@ -10,10 +10,10 @@ _CIFAR = Data(size=32, crop_padding=4)
 _CIFAR_SMALL = Data(size=16, in_memory=16, crop_padding=2)
 _CIFAR_SCHEDULE = Schedule()
 _CIFAR_SHORT = Schedule(epochs=3, batch_size=64, milestones=(2,))
-# A network and a schedule that reach 88 % on CIFAR-10 in 20 minutes on one core.
+# A network and a schedule that reach 88 % on CIFAR-10 in 24 minutes on one core; 14 epochs have 87.97 %.
 _CONVNET = Model("convnet", width=64, momentum=0.3)
 _CIFAR_MEDIUM = Schedule(
-    epochs=14,
+    epochs=16,
     batch_size=250,
     lr=0.25,
     milestones=(),
