@@ -184,14 +184,14 @@ def test_fewer_seeds_may_be_asked_for_and_no_training_is_planned_twice():
 def test_figures_do_not_mix_arms_of_one_method(tmp_path):
     """BN with its own schedule and BN with more steps are two arms of one method."""
     longer = Arm("longer", lambda scale, seed: change(_arm("bn").config(scale, seed), {"schedule.epochs": 6}))
-    drawn = []
+    in_figure = []
     table = replace(
         _table(Contrast("claim", "contrast", (Term(1, _arm("bn")), Term(-1, longer)), {"laptop": 2})),
-        figures=(FigurePlan("curves", lambda outcomes, rows: drawn.extend(outcomes), (Method("bn"),)),),
+        figures=(FigurePlan("curves", lambda outcomes, rows: in_figure.extend(outcomes), (Method("bn"),)),),
     )
     configs = [arm.config("laptop", seed) for arm in (longer, _arm("bn")) for seed in (0, 1)]
     table.write(tmp_path, Material("laptop", 2, {config: _record(config, 20.0) for config in configs}))
-    assert [record.config for record in drawn[0].records[Method("bn")]] == configs[2:]
+    assert [record.config for record in in_figure[0].records[Method("bn")]] == configs[2:]
 
 
 # The table of CIFAR-10
