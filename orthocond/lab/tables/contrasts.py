@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from orthocond.lab.config import Config, Scale, flatten, to_json
+from orthocond.lab.config import Config, Scale, change, flatten, to_json
 from orthocond.lab.presets import preset
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables import statistics
@@ -199,7 +199,8 @@ class Claims(Table):
             records: dict[Any, list[Record]] = {}
             settings: dict[Any, Config] = {}  # arms of one method may differ in schedule or ridge: the first is drawn
             for config in (c for c in self.configs(material.scale, material.seeds) if c.scale == scale):
-                same = settings.setdefault(config.method, replace(config, seed=0)) == replace(config, seed=0)
+                first = change(config, {"seed": 0})
+                same = settings.setdefault(config.method, first) == first
                 if same and (record := material.records.get(config)) is not None:
                     records.setdefault(config.method, []).append(record)
             outcomes.append(Outcome(self, Experiment(self.setting.get(scale, scale), "", {}), records, {}))
