@@ -98,7 +98,7 @@ def test_numbers_have_three_significant_digits_and_no_exponents(opened, quadrant
     ]  # fmt: skip
     assert tab.evaluate("[1.5, -1.5, -0.001].map((v) => fixed(v))") == ["1.50", "−1.50", "0.00"]
     slide(tab, 0, -1.5)
-    assert tab.inner_text(".direction output >> nth=0") == "−1.50"
+    assert tab.inner_text(".direction output >> nth=0") == "−1.50 σ"
 
 
 def test_every_direction_has_a_preview(opened, quadrants):

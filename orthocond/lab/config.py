@@ -7,6 +7,7 @@ the command line come in through `from_json` and `change`, so all of them refuse
 import difflib
 import hashlib
 import json
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -120,9 +121,12 @@ def read_config(values: Mapping[str, Any]) -> Config:
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"A configuration needs names with values; got {values!r}.")
+    package = sys.modules[__name__.rpartition(".")[0]]
+    for name in package.__all__:
+        getattr(package, name)  # the lab imports its configurations when they are asked for, which registers them
     kind = values.get("kind", "classification")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(KINDS)}.")
+        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(sorted(KINDS))}.")
     config: Config = from_json(KINDS[kind], values)
     return config
 
