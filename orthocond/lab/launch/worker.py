@@ -26,12 +26,8 @@ from orthocond.lab.runs import Run, ranks
 _EVERY = 5  # steps between reports, at least
 _REPORTS = 2000  # of a training, about
 # For the allocator of glibc: activations that were freed stay with the process, instead of being mapped and cleared
-# anew in every step, and it asks for memory in large pieces.
-_KEEPS_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**33),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
+# anew in every step.
+_KEEPS_MEMORY = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**33))
 
 
 def start(
