@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthocond._layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
 from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d
-from orthocond.layers.batchnorm import Transform
+from orthocond.layers.decorrelated import Transform
 from orthocond.weights.input_aware import FollowInput
 
 # Exact types only: a subclass may compute something else in its forward.

@@ -71,7 +71,7 @@ def test_nothing_is_decomposed_while_statistics_stay(monkeypatch):
     layer = DecorrelatedBatchNorm1d(6)
     layer(features(50, 6))
     layer.eval()
-    monkeypatch.setattr("orthocond.layers.batchnorm.stored_whitening", None)
+    monkeypatch.setattr("orthocond.layers.decorrelated.stored_whitening", None)
     layer(features(5, 6))
     torch.func.grad(lambda x: layer(x).sum())(features(5, 6))
     layer.train().eval()(features(5, 6))

@@ -1,5 +1,7 @@
 """Turn the batch normalizations of a model into decorrelated ones, and those into synchronized ones."""
 
+import collections
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,8 +14,9 @@ from orthocond.layers.batchnorm import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
     DecorrelatedBatchNorm3d,
-    _DecorrelatedBatchNorm,
 )
+from orthocond.layers.decorrelated import _DecorrelatedBatchNorm
+from orthocond.layers.following import obstacle
 from orthocond.matrix import Eigh, Solver
 
 _EIGH = Eigh()
@@ -40,7 +43,8 @@ def convert_batchnorm(
 
     In evaluation the model computes the same as before, until training changes the statistics: the variances become a
     diagonal covariance. Weights and biases are the same objects, so an optimizer that owns them still does; one that is
-    None stays None.
+    None stays None. A layer that comes right after a convolution or linear layer in an ``nn.Sequential`` follows its
+    weight where it can (`DecorrelatedBatchNorm2d.follow`); elsewhere that is one line of yours.
 
     Layers of exactly the types ``nn.BatchNorm1d/2d/3d`` and ``nn.SyncBatchNorm`` are replaced. The latter, which does
     not say how many dimensions it expects, becomes a `DecorrelatedBatchNorm2d` that is synchronized over the same
@@ -80,7 +84,19 @@ def convert_batchnorm(
     for name, layer in layers.items():  # a layer that is used in several places is replaced in all of them
         if layer in twins:
             module.set_submodule(name, twins[layer])
+    uses = collections.Counter(layers.values())
+    _let_follow(module, {twin for layer, twin in twins.items() if uses[layer] == 1})
     return module
+
+
+def _let_follow(module: nn.Module, new: set[_DecorrelatedBatchNorm]) -> None:
+    """Let layers follow the weight of the layer before, where an ``nn.Sequential`` says which one that is."""
+    chains = [list(part) for part in module.modules() if isinstance(part, nn.Sequential)]
+    for before, layer in itertools.chain.from_iterable(map(itertools.pairwise, chains)):
+        if layer not in new or layer.running_covariance is None:
+            continue
+        if obstacle(before, layer.num_features, layer.groups) is None:
+            layer.follow(before)
 
 
 def _choose(layers: Mapping[str, nn.Module], names: Names | None) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from orthocond._checks import check_count
-from orthocond.layers.batchnorm import _DecorrelatedBatchNorm
+from orthocond.layers.decorrelated import _DecorrelatedBatchNorm
 
 
 @torch.no_grad()

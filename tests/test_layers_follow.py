@@ -1,0 +1,296 @@
+"""Running statistics go along with the weight of the layer before: evaluation whitens by the weight as it is."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import orthocond as oc
+from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d
+
+F64 = torch.float64
+
+
+def pair(*, bias=True, groups=1, parts=1, momentum=0.3, kernel=2, channels=24, lag="cover", dtype=F64):
+    """A convolution that makes many channels out of few inputs, and the layer that follows it."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, channels, kernel, bias=bias, groups=parts)
+    norm = DecorrelatedBatchNorm2d(channels, eps=1e-4, momentum=momentum, groups=groups, lag=lag)
+    return nn.Sequential(conv, norm.follow(conv)).to(dtype)
+
+
+def images(count=64, dtype=F64):
+    x = torch.randn(count, 2, 8, 8, dtype=dtype)
+    return x + x.roll(1, 3) + 0.5
+
+
+def change(conv, size=0.3):
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=size)
+
+
+def moments_of(conv, batch, groups):
+    """The oracle: mean and unbiased covariance of the features themselves."""
+    rows = conv(batch).detach().movedim(1, 0).flatten(1)
+    return rows.mean(1), torch.stack([torch.cov(part) for part in rows.chunk(groups)])
+
+
+# values
+
+
+@pytest.mark.parametrize("momentum", [0.3, 1.0, None])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"groups": 2}, {"groups": 2, "parts": 2}, {"groups": 4, "parts": 2, "kernel": 1}]
+)
+def test_statistics_are_those_of_the_last_weight(options, momentum):
+    """Batches of several weights, averaged: the same as the average of all of them through the last weight."""
+    groups = options.get("groups", 1)
+    model = pair(momentum=momentum, **options)
+    conv, norm = model
+    batches = [images() for _ in range(4)]
+    for batch in batches:
+        model(batch)
+        change(conv)
+    mean, covariance = torch.zeros(24, dtype=F64), torch.eye(24 // groups, dtype=F64).repeat(groups, 1, 1)
+    # The identity that everything begins with is turned like a covariance of the first weight.
+    first, last = pair(momentum=momentum, **options)[0], conv
+    rows = [torch.cat([c.weight.flatten(1), *([] if c.bias is None else [c.bias[:, None]])], 1) for c in (first, last)]
+    turns = [b @ torch.linalg.pinv(a) for a, b in zip(*(r.detach().chunk(groups) for r in rows), strict=True)]
+    covariance = torch.stack([t @ t.mT for t in turns])
+    for number, batch in enumerate(batches, 1):
+        share = 1 / number if momentum is None else momentum
+        new_mean, new_covariance = moments_of(conv, batch, groups)
+        mean, covariance = torch.lerp(mean, new_mean, share), torch.lerp(covariance, new_covariance, share)
+    model.eval()
+    statistics, _ = norm._present()
+    torch.testing.assert_close(statistics.mean, mean)
+    torch.testing.assert_close(statistics.covariance, covariance)
+
+
+def test_evaluation_equals_training_after_a_large_step():
+    """With momentum 1 and one batch, evaluation of that batch is what training gives with the new weight."""
+    batch = images(200, torch.float32)
+    errors = {}
+    for follows in (True, False):
+        model = pair(momentum=1.0, lag="ignore", dtype=torch.float32)
+        if not follows:
+            model[1].follow(None)
+        model(batch)
+        change(model[0], 0.5)
+        expected = copy.deepcopy(model)(batch)
+        errors[follows] = float((model.eval()(batch) - expected).detach().abs().max())
+    assert errors[True] < 1e-3 < 0.5 < errors[False]
+
+
+def test_float32_statistics_do_not_drift():
+    """Five hundred steps in float32: as close to the features' own statistics as a batch is."""
+    model = pair(dtype=torch.float32, momentum=0.1)
+    conv, norm = model
+    for _ in range(500):
+        model(images(16, torch.float32))
+        change(conv, 0.02)
+    _, truth = moments_of(conv, images(4000, torch.float32), 1)
+    statistics, _ = norm._present()
+    assert torch.linalg.matrix_norm(statistics.covariance - truth, 2) < 0.1 * torch.linalg.matrix_norm(truth, 2)
+    whitened = model.eval()(images(4000, torch.float32)).movedim(1, 0).flatten(1)
+    values = torch.linalg.eigvalsh(torch.cov(whitened))
+    assert values[-8] > 0.8  # eight inputs, so eight directions; a bias has no variance
+    assert values[-1] < 1.25
+
+
+# invariants
+
+
+def test_a_weight_that_stays_changes_nothing():
+    follows = pair()
+    plain = copy.deepcopy(follows)
+    plain[1].follow(None)
+    for _ in range(3):
+        batch = images()
+        follows(batch)
+        plain(batch)
+    x = images()
+    torch.testing.assert_close(follows.eval()(x), plain.eval()(x), rtol=1e-8, atol=1e-8)
+
+
+def test_evaluation_does_not_change_the_statistics():
+    model = pair()
+    model(images())
+    before = {name: buffer.clone() for name, buffer in model.state_dict().items()}
+    weight = model[0].weight.detach().clone()
+    x = images()
+    model.eval()
+    expected = model(x)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    model(x)
+    with torch.no_grad():
+        model[0].weight.copy_(weight)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.state_dict().items())
+
+
+def test_training_is_the_same():
+    """Only running statistics differ: outputs and gradients of training do not."""
+    follows, plain = pair(), pair()
+    plain[1].follow(None)
+    for _ in range(3):
+        batch = images()
+        outputs = [model(batch) for model in (follows, plain)]
+        for model, output in zip((follows, plain), outputs, strict=True):
+            model.zero_grad()
+            output.pow(3).sum().backward()
+        torch.testing.assert_close(*outputs, rtol=0, atol=0)
+        torch.testing.assert_close(follows[0].weight.grad, plain[0].weight.grad, rtol=0, atol=0)
+        torch.manual_seed(1)
+        change(follows[0])
+        torch.manual_seed(1)
+        change(plain[0])
+
+
+# other ways to evaluate
+
+
+def test_a_parametrized_weight_is_followed():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 24, 2, bias=False)
+    oc.orthogonal(conv)
+    model = nn.Sequential(conv, DecorrelatedBatchNorm2d(24, momentum=1.0, lag="ignore").follow(conv)).double()
+    batch = images(100)
+    model(batch)
+    with torch.no_grad():
+        conv.parametrizations.weight.original.add_(torch.randn(24, 2, 2, 2), alpha=0.2)
+    expected = copy.deepcopy(model)(batch)
+    torch.testing.assert_close(model.eval()(batch), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_an_averaged_model_follows_its_own_weight():
+    model = pair(momentum=1.0, lag="ignore")
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=False)
+    batch = images(200)
+    for _ in range(3):
+        model(batch)
+        change(model[0])
+        average.update_parameters(model)
+    copied = average.module
+    assert copied[1]._followed[0] is copied[0]
+    copied[1].load_state_dict(model[1].state_dict())
+    expected = copy.deepcopy(copied).train()(batch)
+    torch.testing.assert_close(copied.eval()(batch), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_folding_and_export_hold_the_moved_statistics():
+    model = pair()
+    model(images())
+    change(model[0])
+    x = images(2)
+    expected = model.eval()(x)
+    torch.testing.assert_close(oc.fold(model)(x), expected)
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), expected)
+    torch.testing.assert_close(torch.func.functional_call(model, dict(model.named_parameters()), (x,)), expected)
+
+
+# life cycle
+
+
+def test_states_with_and_without_the_weight():
+    source = pair()
+    source(images())
+    change(source[0])
+    x = images()
+    expected = source.eval()(x)
+    again = pair().eval()
+    again.load_state_dict(source.state_dict())
+    torch.testing.assert_close(again(x), expected, rtol=0, atol=0)
+    without = {name: value for name, value in source.state_dict().items() if name != "1.running_weight"}
+    unknown = pair().eval()
+    unknown.load_state_dict(without)  # nothing is known of its weight, so nothing is moved
+    plain = pair().eval()
+    plain[1].follow(None)
+    plain.load_state_dict(source.state_dict())
+    torch.testing.assert_close(unknown(x), plain(x))
+    assert (expected - plain(x)).abs().max() > 0.1
+
+
+def test_statistics_taken_anew_begin_with_the_weight_as_it_is():
+    model = pair()
+    model(images())
+    change(model[0], 3.0)
+    batches = [images() for _ in range(3)]
+    oc.update_statistics(model, batches)
+    plain = copy.deepcopy(model)
+    plain[1].follow(None)
+    x = images()
+    torch.testing.assert_close(model.eval()(x), plain.eval()(x), rtol=1e-6, atol=1e-6)
+    change(model[0])
+    assert torch.isfinite(model(x)).all()
+
+
+def test_following_is_no_part_of_the_layer():
+    model = pair()
+    assert sum(1 for _ in model[1].parameters()) == 2
+    assert [name for name, _ in model[1].named_modules()] == [""]
+    assert "follows=Conv2d" in repr(model[1])
+    restored = copy.deepcopy(model)
+    assert restored[1]._followed[0] is restored[0]
+    model[1].follow(None)
+    assert "running_weight" not in model[1].state_dict()
+    assert "follows" not in repr(model[1])
+
+
+def test_a_weight_that_is_not_finite_moves_nothing():
+    model = pair()
+    for _ in range(2):
+        model(images())
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = torch.nan
+    before = model[1].running_covariance.clone()
+    model(images())
+    torch.testing.assert_close(model[1].running_covariance, before)
+
+
+def test_conversion_lets_layers_follow_where_the_order_is_certain():
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.Conv2d(32, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    oc.convert_batchnorm(model)
+    assert model[1]._followed == (model[0],)
+    assert model[3]._followed == ()  # 288 inputs, 8 outputs
+    shared = nn.BatchNorm1d(8)
+    twice = nn.Sequential(nn.Linear(4, 8), shared, nn.Linear(8, 8), shared)
+    oc.convert_batchnorm(twice)
+    assert twice[1] is twice[3]
+    assert twice[1]._followed == ()
+    assert (
+        oc.convert_batchnorm(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), average="whitening")[1]._followed == ()
+    )
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (nn.Conv2d(3, 8, 3), "8 channels of a group out of 28 inputs"),
+        (nn.Conv2d(1, 16, 1), "16 outputs, and the layer 8 channels"),
+        (nn.ConvTranspose2d(1, 8, 1), "neither nn.Linear nor a convolution"),
+        (nn.Conv2d(2, 8, 1, groups=2), "2 groups are not made of whole ones of the 1"),
+        (nn.LazyConv2d(8, 1), "not initialized"),
+    ],
+)
+def test_layers_that_cannot_be_followed(layer, text):
+    with pytest.raises(ValueError, match=f"{text}.*update_statistics"):
+        DecorrelatedBatchNorm2d(8).follow(layer)
+
+
+def test_what_is_no_layer_and_layers_without_a_covariance():
+    with pytest.raises(TypeError, match=r"layer before this one.*Parameter"):
+        DecorrelatedBatchNorm1d(8).follow(nn.Linear(2, 8).weight)
+    for norm in (
+        DecorrelatedBatchNorm1d(8, average="whitening"),
+        DecorrelatedBatchNorm1d(8, track_running_stats=False),
+    ):
+        with pytest.raises(ValueError, match="keeps a running covariance"):
+            norm.follow(nn.Linear(2, 8))
