@@ -71,6 +71,23 @@ def test_evaluation_tells_where_the_loss_of_stale_statistics_comes_from(tmp_path
     assert values["settled_loss"] not in (values["loss"], values["recalibrated_loss"])
 
 
+def test_statistics_that_follow_the_weight_change_evaluation_and_nothing_else(tmp_path):
+    """The same weights with and without; with, evaluation has nearly the loss of statistics taken anew."""
+    settings = {"schedule.lr": 0.5, "model.momentum": 1.0}
+    found = {}
+    for follow in (False, True):
+        config = change(tiny("ow"), settings | {"model.follow": follow})
+        run = Run.create(tmp_path, f"tiny-{follow}", config)
+        train(config, run)
+        found[follow] = load_model(run).model, evaluate(run)
+    for name, parameter in found[False][0].named_parameters():
+        assert torch.equal(parameter, found[True][0].get_parameter(name))
+    assert found[True][0].bn1.running_weight.any()
+    assert found[False][0].bn1.running_weight is None
+    lost = {follow: values["loss"] - values["settled_loss"] for follow, (_, values) in found.items()}
+    assert abs(lost[True]) < 0.5 * abs(lost[False])
+
+
 def test_settled_statistics_forget_what_was_before():
     config = tiny("svd")
     pair = load_data(config.data)

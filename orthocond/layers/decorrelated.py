@@ -18,7 +18,7 @@ from orthocond._checks import (
 )
 from orthocond._distributed import several_processes
 from orthocond.layers.base import SVDLayer, affine, as_leaf, check_features, flatten
-from orthocond.layers.following import Statistics, moved, obstacle, weight_of
+from orthocond.layers.following import RunningStatistics, moved, obstacle, weight_of
 from orthocond.layers.statistics import Moments, moments
 from orthocond.layers.whitening import (
     are_finite,
@@ -321,11 +321,11 @@ class _DecorrelatedBatchNorm(SVDLayer):
             noise = (1 + (running.shape[-1] / found.samples) ** 0.5) ** 2
             self.excess.copy_(torch.where(sound, new - noise * running, self.excess))
 
-    def _present(self) -> tuple[Statistics, Tensor | None]:
+    def _present(self) -> tuple[RunningStatistics, Tensor | None]:
         """The running statistics and their weight; those of the weight as it is now, if they follow one."""
         assert self.running_mean is not None
         assert self.running_covariance is not None
-        kept = Statistics(self.running_mean, self.running_covariance, self.excess)
+        kept = RunningStatistics(self.running_mean, self.running_covariance, self.excess)
         then = self.running_weight
         if then is None or not self._followed:
             return kept, then

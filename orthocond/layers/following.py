@@ -13,7 +13,7 @@ from orthocond.matrix.decompose import eigh
 _NOTHING = 1e-6
 
 
-class Statistics(NamedTuple):
+class RunningStatistics(NamedTuple):
     """Mean ``(C,)``, covariance and its excess ``(groups, C / groups, C / groups)``; an excess need not be there."""
 
     mean: Tensor
@@ -51,7 +51,7 @@ def obstacle(layer: nn.Module, channels: int, groups: int) -> str | None:
     return None
 
 
-def moved(statistics: Statistics, then: Tensor, now: Tensor) -> Statistics:
+def moved(statistics: RunningStatistics, then: Tensor, now: Tensor) -> RunningStatistics:
     """Statistics of the features of one weight as those of another weight with the same inputs.
 
     With the weight :math:`W`, features :math:`W p` have the covariance :math:`W S W^T`, where :math:`S` is that of the
@@ -82,4 +82,4 @@ def moved(statistics: Statistics, then: Tensor, now: Tensor) -> Statistics:
     if excess is not None:
         excess = chosen(forth @ back @ excess.double() @ back.mT @ forth.mT, excess)
     center = forth @ (back @ mean.double().reshape(len(back), -1, 1))
-    return Statistics(chosen(center, mean), chosen(half @ half.mT, covariance), excess)
+    return RunningStatistics(chosen(center, mean), chosen(half @ half.mT, covariance), excess)

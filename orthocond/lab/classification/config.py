@@ -114,6 +114,8 @@ class Model:
         momentum: Weight of a new batch in the running statistics of all normalization layers.
         whiten_all: Largest number of channels of a group if all batch normalizations decorrelate, in groups, and not
             only the one after the first convolution; None for that one alone.
+        follow: Whether the running statistics of decorrelated batch normalization follow the weight before it
+            (`DecorrelatedBatchNorm2d.follow`). It changes evaluation, not training.
     """
 
     name: _NetworkName = "resnet50"
@@ -128,11 +130,14 @@ class Model:
     pre_svd: str | None = None
     momentum: Fraction = 0.1
     whiten_all: Count | None = None
+    follow: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.application == "gcp" and not self.name.startswith("resnet") and not is_factory(self.name):
             raise ValueError(f"Covariance pooling is built into the ResNets; {self.name} has none.")
+        if self.follow and self.application == "gcp":
+            raise ValueError("model.follow is a setting of dbn; covariance pooling keeps no running statistics.")
         for setting in ("meta_layer", "pre_svd"):
             if getattr(self, setting) is not None and not is_factory(self.name):
                 raise ValueError(

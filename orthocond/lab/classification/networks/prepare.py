@@ -16,6 +16,7 @@ from orthocond.lab.data import Pair, Pipeline
 from orthocond.lab.factories import check_import
 from orthocond.lab.methods import treat_weights
 from orthocond.lab.runs import Run
+from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d
 from orthocond.weights import SkewOrthogonalConv2d
 
 _INPUT_BATCHES = 8  # from which treatments that know the input of their layer learn its covariance
@@ -39,6 +40,11 @@ def prepare(config: Classification, pair: Pair) -> Network:
         network.module.set_submodule(network.pre_svd, _skew(layer))
     else:
         treat_weights(config.method, [layer], _inputs_of(network, batches))
+    if config.model.follow and network.svd_layer is not None:
+        whitening = network.module.get_submodule(network.svd_layer)
+        if not isinstance(whitening, (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d)):
+            raise ValueError(f"model.follow needs decorrelated batch normalization; the SVD layer is {whitening}.")
+        whitening.follow(network.module.get_submodule(network.pre_svd))
     return network
 
 
