@@ -175,7 +175,7 @@ def test_an_averaged_model_follows_its_own_weight():
         change(model[0])
         average.update_parameters(model)
     copied = average.module
-    assert copied[1]._followed[0] is copied[0]
+    assert copied[1].follows is copied[0]
     copied[1].load_state_dict(model[1].state_dict())
     expected = copy.deepcopy(copied).train()(batch)
     torch.testing.assert_close(copied.eval()(batch), expected, rtol=1e-3, atol=1e-3)
@@ -235,7 +235,7 @@ def test_following_is_no_part_of_the_layer():
     assert [name for name, _ in model[1].named_modules()] == [""]
     assert "follows=Conv2d" in repr(model[1])
     restored = copy.deepcopy(model)
-    assert restored[1]._followed[0] is restored[0]
+    assert restored[1].follows is restored[0]
     model[1].follow(None)
     assert "running_weight" not in model[1].state_dict()
     assert "follows" not in repr(model[1])
@@ -255,15 +255,15 @@ def test_a_weight_that_is_not_finite_moves_nothing():
 def test_conversion_lets_layers_follow_where_the_order_is_certain():
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.Conv2d(32, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     oc.convert_batchnorm(model)
-    assert model[1]._followed == (model[0],)
-    assert model[3]._followed == ()  # 288 inputs, 8 outputs
+    assert model[1].follows is model[0]
+    assert model[3].follows is None  # 288 inputs, 8 outputs
     shared = nn.BatchNorm1d(8)
     twice = nn.Sequential(nn.Linear(4, 8), shared, nn.Linear(8, 8), shared)
     oc.convert_batchnorm(twice)
     assert twice[1] is twice[3]
-    assert twice[1]._followed == ()
+    assert twice[1].follows is None
     assert (
-        oc.convert_batchnorm(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), average="whitening")[1]._followed == ()
+        oc.convert_batchnorm(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), average="whitening")[1].follows is None
     )
 
 

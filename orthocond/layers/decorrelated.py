@@ -220,6 +220,11 @@ class _DecorrelatedBatchNorm(SVDLayer):
         self.center = self.running_mean.clone()
         return self
 
+    @property
+    def follows(self) -> nn.Module | None:
+        """The layer whose weight the running statistics go along with; None if there is none."""
+        return self._followed[0] if self._followed else None
+
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, fx.Proxy):
             return as_leaf(self, x)
@@ -327,9 +332,9 @@ class _DecorrelatedBatchNorm(SVDLayer):
         assert self.running_covariance is not None
         kept = RunningStatistics(self.running_mean, self.running_covariance, self.excess)
         then = self.running_weight
-        if then is None or not self._followed:
+        if then is None or self.follows is None:
             return kept, then
-        now = weight_of(self._followed[0], self.groups).to(then)
+        now = weight_of(self.follows, self.groups).to(then)
         now = torch.where(are_finite(now), now, then)
         return moved(kept, then, now), now
 
@@ -359,7 +364,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
 
     def _sources(self) -> _Sources:
         """What evaluation derives from, and what it has stored."""
-        followed = weight_of(self._followed[0], self.groups) if self._followed else None
+        followed = None if self.follows is None else weight_of(self.follows, self.groups)
         kept = (self.running_mean, self.running_covariance, self.running_weight, self.excess, followed)
         return *kept, self.center, self.whitening
 
@@ -476,6 +481,6 @@ class _DecorrelatedBatchNorm(SVDLayer):
             text += f", nonfinite={self.nonfinite!r}"
         if self.synchronize:
             text += ", synchronize=True"
-        if self._followed:
-            text += f", follows={type(self._followed[0]).__name__}"
+        if self.follows is not None:
+            text += f", follows={type(self.follows).__name__}"
         return text
