@@ -133,7 +133,7 @@ What to read from it:
 * `Eigh()` is right wherever float32 can hold the matrix, at ties too. In float32 it turns to float64 by itself where
   the condition number is above 1e3; `precision="input"` shows what it would lose otherwise.
 * In float32, at κ = 1e7 and above, the smallest eigenvalues are as large as the rounding errors of the entries, and
-  without `eps` they are left out. `rank_tol=0.0` takes the matrix at its word. An `eps` below that size replaces them,
+  without `eps` they are left out. `rank_tol=0.0` keeps them. An `eps` below that size replaces them,
   so that the inverse root is `1/sqrt(eps)` there; a larger one is added to them.
 * Not in the tables: where a left-out eigenvalue is within a factor of 2 of a kept one, the gradient between their
   directions is capped. The whole gradient was off by 53 % in one test. This needs a tolerance in the middle of a

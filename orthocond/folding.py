@@ -62,10 +62,10 @@ def fold(model: nn.Module, example: Any = None) -> nn.Module:
     In evaluation a norm layer is the fixed map :math:`y = M x + b`, with :math:`M = \gamma P^{-1/2}` for whitening and
     a diagonal M for batch normalization. After a layer :math:`x = W u + c` it is the layer
     :math:`y = (M W) u + (M c + b)`, so the norm costs nothing. Each norm that gets the output of one ``Linear``,
-    ``Conv*d`` or ``ConvTranspose*d`` alone is merged in this way and becomes ``nn.Identity``. A
-    `DecorrelatedBatchNorm2d` that cannot be merged (the layer is used twice, its output is needed elsewhere, or
-    groups of the convolution are narrower than those of the whitening) becomes a 1x1 convolution with fixed weights; a
-    plain batch normalization then stays. Products are formed in float64.
+    ``Conv*d`` or ``ConvTranspose*d`` alone is merged in this way and becomes ``nn.Identity``. A norm cannot be merged
+    if the layer is used twice, if its output is needed elsewhere, or if groups of the convolution are narrower than
+    those of the whitening. Then a `DecorrelatedBatchNorm2d` becomes a 1x1 convolution with fixed weights, and a plain
+    batch normalization stays. Products are formed in float64.
 
     The copy has the attribute ``fold_report``, a `FoldReport` to print, also where there was nothing to fold.
     The model itself is left as it is.

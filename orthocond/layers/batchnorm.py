@@ -18,8 +18,8 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     r"""Batch normalization that also decorrelates the channels, in place of ``nn.BatchNorm2d``.
 
     In training :math:`y = \gamma \circ (P + \varepsilon I)^{-1/2} (x - \mu) + \beta` with mean :math:`\mu` and biased
-    covariance :math:`P` over batch and positions; in evaluation the same with their running averages, and with more
-    variance where these lag behind. Arguments, defaults, modes and names are those of ``nn.BatchNorm2d``, whose state
+    covariance :math:`P` over batch and positions. Evaluation takes their running averages, with more variance where
+    these lag behind. Arguments, defaults, modes and names are those of ``nn.BatchNorm2d``, whose state
     it also loads (variances become a diagonal covariance, which changes nothing in evaluation).
 
     Running averages lag behind weights that move, and whitening multiplies the lag. Let the layer follow the one before

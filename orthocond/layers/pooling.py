@@ -21,11 +21,11 @@ def covariance_pool(x: Tensor, *, output: str = "triu", eps: float = 0.0, solver
     Returns :math:`(P + \varepsilon I)^{1/2}` with :math:`P = X J X^T`, :math:`J = (I - 1 1^T / N) / N`, for X the
     ``(d, N)`` features of an image.
 
-    With fewer positions than channels P is singular, and a decomposition returns noise for its zero eigenvalues, whose
-    root and, above all, gradient is large. Here they never appear: with Z the centered features over :math:`\sqrt N`,
-    so that :math:`P = Z Z^T`, the default solver decomposes the smaller :math:`Z^T Z` and returns
-    :math:`P^{1/2} = Z (Z^T Z)^{-1/2} Z^T`, and eigenvalues below the rounding of the features count as zero. The
-    gradient to the features is exact, and can be differentiated twice.
+    P is singular if there are fewer positions than channels. A decomposition of P then returns noise for its zero
+    eigenvalues, whose root is large, and whose gradient is larger still. Here these eigenvalues never appear. Let Z be
+    the centered features over :math:`\sqrt N`, so that :math:`P = Z Z^T`. The default solver decomposes the smaller
+    :math:`Z^T Z` and returns :math:`P^{1/2} = Z (Z^T Z)^{-1/2} Z^T`. Eigenvalues below the rounding of the features
+    count as zero. The gradient to the features is exact, and can be differentiated twice.
 
     Args:
         x: Features ``(B, d, *)`` with at least one dimension of positions.

@@ -136,9 +136,9 @@ class Eigh(Solver):
 def all_above(values: Tensor, eps: float, fraction: float) -> bool | None:
     """Whether all ascending eigenvalues, with the ridge, are finite and above a fraction of the largest.
 
-    The only value that is read, and all that is needed to know in the usual case; None where it cannot be read. An
-    infinite eigenvalue makes the margin NaN or negative, so that the answer is no. So does NaN, which LAPACK leaves
-    between sound eigenvalues where a row of the matrix is NaN on the diagonal and 0 elsewhere.
+    This is the only value that is read, and in the usual case it is all that is needed; None where it cannot be read.
+    An infinite eigenvalue makes the margin NaN or negative, so that the answer is no. A NaN does the same: LAPACK
+    leaves one between sound eigenvalues where a row of the matrix is NaN on the diagonal and 0 elsewhere.
     """
     if values.numel() == values.shape[-1] and type(values) is Tensor and can_read_freely(values):
         entries = values.flatten().tolist()  # the same without small operations

@@ -269,7 +269,7 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _times_transpose(x: Tensor) -> Tensor:
-    """``X Xᵀ``. On a CPU, of many rows only what is above the diagonal blocks is computed: 5/8 of 512 rows."""
+    """``X Xᵀ``. Of many rows on a CPU, what is below the diagonal blocks is copied: 5/8 of the work for 512 rows."""
     half = x.shape[-2] // 2
     if half < _LEAST_ROWS or not x.is_cpu:
         return x @ x.mT

@@ -98,7 +98,8 @@ class FrechetDistance:
     """Fréchet distance between real and generated images in the features of any extractor; FID with Inception's.
 
     Features are accumulated in float64 as they come, so memory is one matrix ``(d, d)`` a side. Under torch.distributed
-    each process updates with its own images, and `compute` and `save_reference`, which all have to call, join them.
+    each process updates with its own images. `compute` and `save_reference` join them, and all processes have to call
+    both.
 
     Below d + 1 images the covariance is singular. The distance is still defined and computed, but its upward bias is
     far larger than usual, and `compute` warns once. The bias shrinks like 1/n for any n, so compare only distances of

@@ -30,10 +30,10 @@ def diagnose(
 ) -> Diagnosis:
     r"""Look at every layer of a model in one forward and backward, and say what is ill-conditioned and what would help.
 
-    For each linear layer, convolution and SVD layer: condition number of its weight; rank, :math:`\kappa(P +
-    \varepsilon I)` and :math:`\kappa` on the range of the covariance P of its output channels, or, for an SVD layer, of
-    the covariance that it decomposes; condition number of the gradient; and which SVD layer it feeds (see
-    `pre_svd_layer`). The projections of ``nn.MultiheadAttention`` count as layers too.
+    Every linear layer, convolution and SVD layer gets a row. It has the condition numbers of the weight and of its
+    gradient, and says which SVD layer it feeds (see `pre_svd_layer`). It also has rank, :math:`\kappa(P + \varepsilon
+    I)` and :math:`\kappa` on the range of the covariance P of the output channels; P of an SVD layer is the covariance
+    that it decomposes. The projections of ``nn.MultiheadAttention`` count as layers too.
 
     If values are not finite, the result says where that begins: layer, torch function, file and line, in the forward or
     in the backward. Calls of ``torch.linalg.eigh`` and ``svd`` that autograd differentiates are listed with the line

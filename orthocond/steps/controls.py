@@ -45,8 +45,8 @@ class RandomLR:
     """Setting for `treat`: steps of the weight are shortened at random.
 
     Each step of each weight is shortened by ``factor`` with the probability ``occurrence``, independently of all
-    others. With the occurrence and the mean length that `OptimalLR` had in a training it is the control that shortens
-    equally often and equally much, at steps that have nothing to do with the weight.
+    others. Give it the occurrence and the mean length that `OptimalLR` had in a training. It is then the control that
+    shortens equally often and equally much, at steps that have nothing to do with the weight.
 
     The draw depends on the seed, the place of the weight in `treat` and the number of its treated steps alone. It is
     the same on all processes, and it goes on after `Treatment.load_state_dict`.

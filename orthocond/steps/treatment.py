@@ -53,17 +53,19 @@ def treat(
     closure has been called. The whole matrix of a weight that fully_shard has sharded is gathered. Weights of one shape
     are processed as one batch.
 
-    The raw parameter of a parametrized weight (`orthogonal`, `spectral`, ...) is treated,
-    ``module.parametrizations.weight.original``, because the optimizer owns no other: its gradient is made orthogonal
-    and its step length chosen, not those of the weight that the layer computes with.
+    If a weight is parametrized (`orthogonal`, `spectral`, ...), its raw parameter is treated,
+    ``module.parametrizations.weight.original``, because the optimizer owns no other. The gradient and the step length
+    are those of that parameter, not of the weight that the layer computes with.
 
     The optimizer's ``state_dict`` does not change, but for the average gradient of `Stiefel`. A copy of the optimizer,
     by deepcopy or pickle, is not treated, as torch copies no hooks: call `treat` on the copy. The memory cost is one
     copy of each weight where ``lr``, ``of="update"`` or ``manifold`` is used, none otherwise. It lives during the step
-    only, as does the working memory in float64 for the weights of one shape. The host reads from the device: two
-    values a shape for NOG (how even and how small the singular values are), one more each where the condition number is
-    above 8 and where the rank is not full; two for ``manifold``; three for each weight with ``of="update"`` (the third
-    is the rounding of the weight); and one for a fused optimizer under a GradScaler. OLR reads nothing.
+    only, as does the working memory in float64 for the weights of one shape.
+
+    The host reads few values from the device. NOG reads two a shape (how even and how small the singular values are),
+    and one more each where the condition number is above 8 and where the rank is not full. ``of="update"`` reads three
+    for each weight (the third is the rounding of the weight), and ``manifold`` two. A fused optimizer under a
+    GradScaler takes one more. OLR reads nothing.
 
     Args:
         target: A module with a ``weight``, a parameter, a model, or several of them. A module knows the groups of its
