@@ -12,6 +12,9 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from orthocond.lab.config import KINDS
+from orthocond.lab.experiments import TASKS
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 BRITISH = re.compile(
@@ -76,6 +79,27 @@ def test_matrices_know_nothing_but_the_checks(graph):
 
 def test_the_page_shows_the_graph_as_it_is(script):
     assert (DOCS / "architecture.md").read_text() == script.page(), "python docs/import_graph.py writes it anew"
+
+
+def test_nothing_but_the_registry_and_the_tasks_asks_for_the_kind_of_an_experiment():
+    kinds = set(KINDS)
+    classes = {c.__name__ for task in TASKS.values() for c in (task, KINDS[task.kind])}
+    asked = []
+    for path, tree in sources("orthocond"):
+        place = path.relative_to(ROOT / "orthocond").as_posix()
+        if place.startswith(("lab/classification/", "lab/generation/")) or place in ("lab/presets.py", "lab/config.py"):
+            continue
+        for node in ast.walk(tree):
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if _is_question(node) else set()
+            if (isinstance(node, ast.Constant) and node.value in kinds) or names & classes:
+                asked.append(f"{place}:{node.lineno}")
+    assert asked == []
+
+
+def _is_question(node):
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
+    )
 
 
 def test_imports_in_functions_count(script):

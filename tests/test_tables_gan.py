@@ -184,11 +184,11 @@ def test_floors_stand_below_the_table(tmp_path, without_figures):
 
 def test_headings_say_what_there_is_at_a_scale():
     experiments = {e.preset: e for table in generation.TABLES for e in table.experiments}
-    assert experiments["gan-celeba"].named("paper").label == "vanilla GAN, CelebA, 128x128"
-    assert experiments["eigengan-ffhq"].named("workstation").label == "EigenGAN, UTKFace, 32x32"
+    assert experiments["gan-celeba"].at("paper").label == "vanilla GAN, CelebA, 128x128"
+    assert experiments["eigengan-ffhq"].at("workstation").label == "EigenGAN, UTKFace, 32x32"
     for experiment in experiments.values():
         for scale in ("laptop", "workstation", "paper"):
-            assert experiment.named(scale).label.count(",") == 2
+            assert experiment.at(scale).label.count(",") == 2
 
 
 # Claims

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from orthocond.cli.runs import find_run
 from orthocond.lab.errors import EXPECTED, UsageError, explain
+from orthocond.lab.presets import has_generator
 from orthocond.lab.text import printable
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def add_report(path: Path, allow_import: str | None = None) -> None:
 
 def add_explorer(run: "Run", allow_import: str | None = None) -> None:
     """Write the explorer of a GAN that has a checkpoint, for its report to lead to, unless it is there and newer."""
-    if run.config.get("kind") != "generation" or not (checkpoints := list(run.checkpoints.glob("*.json"))):
+    if not has_generator(run.config) or not (checkpoints := list(run.checkpoints.glob("*.json"))):
         return
     from orthocond.lab.explorer import write_explorer
 

@@ -140,7 +140,7 @@ def train(
 
         return show(chosen, root)
     if chosen.data.source == OWN_IMAGES and not _is_there(OWN_IMAGES, root):
-        classes = ", with a subfolder for each class" if chosen.kind == "classification" else ""
+        classes = ", with a subfolder for each class" if presets.KINDS[chosen.kind].labeled else ""
         raise UsageError(f"{chosen.preset} trains on images of your own: give --data FOLDER{classes}.")
     return _train(chosen, runs, resume, root, tracker, evaluate, report, quiet)
 
@@ -224,7 +224,7 @@ def _evaluate(run: "Run", config: Config, root: str | None, show: Callable[[Any]
     """Evaluate what was trained; Ctrl-C ends that alone."""
     from orthocond.lab import experiments
 
-    if config.kind == "generation" and not quiet:
+    if presets.KINDS[config.kind].slow_evaluation and not quiet:
         print(
             "Trained. The evaluation can take longer than that; Ctrl-C leaves it out, and so does --no-evaluate.",
             flush=True,

@@ -18,18 +18,30 @@ class ExperimentKind(NamedTuple):
         title: What is trained.
         presets: Its configurations by name and scale.
         grammar: Its methods.
+        labeled: Whether its images need classes.
+        has_generator: Whether a run has a generator, whose latents can be explored and traversed.
+        slow_evaluation: Whether an evaluation can take longer than a short training.
     """
 
     title: str
     presets: Mapping[str, Mapping[Scale, Any]]
     grammar: Grammar
+    labeled: bool = False
+    has_generator: bool = False
+    slow_evaluation: bool = False
 
 
 KINDS = {
-    "classification": ExperimentKind("classifiers", CLASSIFIERS, classification.GRAMMAR),
-    "generation": ExperimentKind("GANs", GANS, generation.GRAMMAR),
+    "classification": ExperimentKind("classifiers", CLASSIFIERS, classification.GRAMMAR, labeled=True),
+    "generation": ExperimentKind("GANs", GANS, generation.GRAMMAR, has_generator=True, slow_evaluation=True),
 }
 """The kinds of experiments; to add one, list it here and its task in `orthocond.lab.experiments`."""
+
+
+def has_generator(values: Mapping[str, Any]) -> bool:
+    """Whether a run has a generator, by the JSON of its configuration; a run of another program has none."""
+    kind = KINDS.get(str(values.get("kind")))
+    return kind is not None and kind.has_generator
 
 
 def names() -> tuple[str, ...]:

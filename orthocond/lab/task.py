@@ -111,6 +111,11 @@ class Task(ABC, Generic[C]):
             stand_in: Sprites are in the place of the data: what depends on the data is not known.
         """
 
+    @staticmethod
+    def initial_weights(config: C) -> list[Tensor]:
+        """The treated weights before the training, where the configuration alone says what they are; else none."""
+        return []
+
     # A training
 
     @abstractmethod

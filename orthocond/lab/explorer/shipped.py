@@ -1,6 +1,7 @@
 """The generator that comes with the package: discs of 32 x 32 pixels, the averaged one of a GAN trained on sprites."""
 
 import json
+from functools import cache
 from importlib.resources import files
 
 from safetensors.torch import load
@@ -32,6 +33,7 @@ def generator() -> SimpleGenerator:
     return made.eval()
 
 
+@cache
 def exhibit() -> Exhibit:
-    """The generator with its directions, for a page."""
+    """The generator with its directions, for a page; it is made once in a process."""
     return from_module(generator(), "Sprites", sprites=True)

@@ -1,5 +1,6 @@
 """The paper's tables and figures of GANs (section 6.2), and the same methods against true factors of sprites."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,8 @@ class GanExperiment(Experiment):
         base = find_scale(self.presets, self.preset, scale)
         return change(base, form_of(method) | {"seed": seed})
 
-    def named(self, scale: Scale) -> "GanExperiment":
-        """The same with a heading that says which network, which images and of which size there are at a scale."""
+    def at(self, scale: Scale) -> "GanExperiment":
+        """The experiment with a heading that names the network, the images and their size at a scale."""
         config = find_scale(self.presets, self.preset, scale)
         network = {"simple": "vanilla GAN", "eigengan": "EigenGAN"}[config.model.name]
         size = config.data.size
@@ -82,13 +83,11 @@ class GanComparison(Comparison):
             return len({r.config.method for r in records if measure.of(r) is not None}) >= least
 
         measures = [measure for measure in self.measures if measure.needs or known(measure)]
-        experiments = tuple(e.named(material.scale) for e in self.experiments if isinstance(e, GanExperiment))
-        notes = (*self.notes, *_floors(experiments, material))
-        shown = replace(self, measures=tuple(measures), experiments=experiments, notes=notes)
-        Comparison.write(shown, folder, material)
+        notes = (*self.notes, *_floors([experiment.at(material.scale) for experiment in self.experiments], material))
+        Comparison.write(replace(self, measures=tuple(measures), notes=notes), folder, material)
 
 
-def _floors(experiments: tuple[GanExperiment, ...], material: Material) -> list[str]:
+def _floors(experiments: Sequence[Experiment], material: Material) -> list[str]:
     """How far real images are from other real ones, as far as evaluations have it."""
     notes = []
     for experiment in experiments:

@@ -12,9 +12,7 @@ import torch
 
 from orthocond.lab import experiments
 from orthocond.lab.config import read_config, to_json
-from orthocond.lab.factories import is_factory
-from orthocond.lab.generation.config import Generation
-from orthocond.lab.generation.networks import latent_layers, prepare
+from orthocond.lab.presets import has_generator
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.metrics import from_json_safe
 from orthocond.lab.tables.records import Record, read_kept
@@ -66,7 +64,7 @@ class Training:
     @property
     def is_gan(self) -> bool:
         """Whether it trains a generator."""
-        return self.config.get("kind") == "generation"
+        return has_generator(self.config)
 
     @property
     def method(self) -> str:
@@ -408,7 +406,7 @@ def singular_values(training: Training) -> list[list[float]]:
 
 
 def initial_singular_values(training: Training) -> list[list[float]]:
-    """Singular values of the treated weights before the training: from the evaluation, or from the seed of a GAN.
+    """Singular values of the treated weights before the training: from the evaluation, or from the seed.
 
     Returns:
         The values; nothing where they are not known.
@@ -416,14 +414,10 @@ def initial_singular_values(training: Training) -> list[list[float]]:
     known = (training.evaluation or {}).get("initial_singular_values")
     if isinstance(known, list):
         return [[float(v) for v in layer] for layer in known]
-    if not training.is_gan:
-        return []
     try:
         config = read_config(training.config)
-        if not isinstance(config, Generation) or is_factory(config.model.name):
-            return []
         with torch.random.fork_rng():
-            layers: Any = latent_layers(prepare(config).generator)
+            weights = experiments.task_of(config).initial_weights(config)
     except (TypeError, ValueError, RuntimeError):
         return []
-    return [singular_spectrum(matrix_view(layer.weight.detach())).eigenvalues.tolist() for layer in layers]
+    return [singular_spectrum(matrix_view(weight)).eigenvalues.tolist() for weight in weights]
