@@ -13,8 +13,7 @@ demo: .venv/.lab  ## see both halves: three trainings with their report, and the
 test: .venv/.dev  ## lint, types, unit tests, doctests, README and examples: at most 12 minutes on two cores
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder && wait $$types
 
 test-browser: .venv/.dev  ## the pages in a real browser; installs Debian's Chromium if there is none
 	command -v chromium >/dev/null || command -v google-chrome >/dev/null || apt-get install -y chromium

@@ -8,6 +8,16 @@ import orthocond
 collect_ignore = ["docs/_ext/pages.py"]  # an extension of Sphinx, which tests do not need
 
 
+_LONG = ["classification", "launch", "explorer_browser", "explorer_models", "runs_kill", "demo", "explorer", "docs"]
+_LONG += ["cli_runs", "examples", "report_browser", "generation_evaluate", "generation_resume", "fold_export", "matrix"]
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take longest come first: at the end no process is left alone with one of them."""
+    order = {f"test_{name}.py": place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 @pytest.fixture(autouse=True)
 def _quiet_machine():
     """One thread: small decompositions are slower with two, and results do not depend on the machine."""

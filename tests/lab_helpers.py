@@ -1,19 +1,21 @@
 """A configuration that trains in a second."""
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import processes
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from orthocond.lab import experiments
 from orthocond.lab.classification.config import Classification, Data, Method, Model, Schedule
+from orthocond.lab.launch import worker
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import open_or_create
 
@@ -29,11 +31,6 @@ COMMAND = [
     *("train", "dbn-sprites-small", "--data.size", 16, "--data.limit", 32, "--data.held-out", 24),
     *("--schedule.batch-size", 8, "--schedule.epochs", 1, "--log-every", 1),
 ]
-
-
-def helpers_path() -> str:
-    """PYTHONPATH of processes that import these helpers."""
-    return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def run_of(root: Path, config, name: str = "tiny") -> Run:
@@ -78,22 +75,28 @@ def broken_off(config, run: Run, step: int) -> Run:
 def killed_and_interrupted(config, root: Path) -> Run:
     """A run that was trained by processes of which one was killed and one interrupted, and then to its end."""
     run = open_or_create(root, config)
-    command = [sys.executable, "-m", "orthocond.lab.launch", str(run.path)]
-    # As many threads as here: another number rounds differently.
-    environment = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     for number, code, least in ((signal.SIGKILL, -9, 10), (signal.SIGINT, 130, 20)):
-        with subprocess.Popen(command, env=environment, **pipes) as process:
-            for line in process.stdout:
-                if json.loads(line)["step"] >= least:
-                    break
-            process.send_signal(number)
-        assert process.returncode == code
+        reports = root / f"reports-{code}"
+        process = processes.start(worker.main, [str(run.path)], output=reports)
+        processes.wait_for(reports, lambda lines, least=least: any(json.loads(x)["step"] >= least for x in lines))
+        os.kill(process.pid, number)
+        process.join()
+        assert process.exitcode == code
         assert "finished" not in run.metrics()[-1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the kill may have come in the middle of a checkpoint
         train(config, Run.open(run.path))
     return run
+
+
+@contextlib.contextmanager
+def other_precision():
+    """Here a training may have another precision than those before: Accelerate keeps one for a whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        yield
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 class NanGradient(torch.autograd.Function):

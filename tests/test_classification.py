@@ -1,10 +1,11 @@
+import contextlib
 import math
 import os
 import signal
-import subprocess
-import sys
+import warnings
 from dataclasses import replace
 
+import processes
 import pytest
 import torch
 from data_files import write_tree
@@ -13,9 +14,9 @@ from lab_helpers import (
     NanGradient,
     broken_off,
     gcp,
-    helpers_path,
     is_left_as_it_is,
     killed_and_interrupted,
+    other_precision,
     run_of,
     tiny,
     train,
@@ -303,39 +304,32 @@ def test_a_gradient_that_is_not_finite_stops_with_a_diagnosis(tmp_path, monkeypa
 
 def test_mixed_precision(tmp_path):
     config = tiny("nog+ow+olr", precision="bf16")
-    code = (
-        "import sys\nfrom lab_helpers import tiny, train\n"
-        "from orthocond.lab.runs import Run\nconfig = tiny('nog+ow+olr', precision='bf16')\n"
-        "sys.exit(train(config, Run.create(sys.argv[1], 'half', config)))\n"
-    )
-    done = python("-c", code, str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    half = Run.open(tmp_path / "00000-half").metrics()
-    full = run_of(tmp_path, config)
+    half, full = run_of(tmp_path, config), run_of(tmp_path, tiny("nog+ow+olr"))
     train(tiny("nog+ow+olr"), full)
-    assert half[0]["loss"] != full.metrics()[0]["loss"]
-    assert half[0]["loss"] == pytest.approx(full.metrics()[0]["loss"], rel=0.02)
+    with other_precision():
+        assert train(config, half) == 0
+    a, b = full.metrics()[0]["loss"], half.metrics()[0]["loss"]
+    assert a != b == pytest.approx(a, rel=0.02)
 
 
 # Processes
 
 
-def python(*arguments, **settings):
-    environment = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=240, **settings
-    )
+def _train_by_command(rank, words, folder):
+    from orthocond.cli import main
+
+    warnings.simplefilter("error", RuntimeWarning)
+    with (folder / f"said-{rank}").open("w") as file, contextlib.redirect_stdout(file):
+        assert main(words) == 0
 
 
 def test_two_processes_equal_one(tmp_path):
     small = "--data.size 16 --data.limit 160 --data.held-out 100 --model.depths 1 --model.width 4 --log-every 2"
     short = "--schedule.epochs 2 --schedule.batch-size 32 --schedule.milestones 1 --method nog+olr"
-    command = f"-m orthocond train dbn-sprites-small {small} {short} --quiet --runs".split()
-    two = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = python("-W", "error::RuntimeWarning", *two, *command, str(tmp_path / "two"))
-    assert done.returncode == 0, done.stderr
+    words = [*f"train dbn-sprites-small {small} {short} --quiet --runs".split(), str(tmp_path / "two")]
+    processes.as_by_torchrun(_train_by_command, words, tmp_path)
     run = Run.open(next((tmp_path / "two").iterdir()))
-    assert done.stdout.count("Run: ") == 1
+    assert [(tmp_path / f"said-{rank}").read_text().count("Run: ") for rank in (0, 1)] == [1, 0]
     config = read_config(run.config)
     one = run_of(tmp_path, config, "one")
     train(config, one)
@@ -369,35 +363,23 @@ def test_launch_reports_a_training_that_fails(tmp_path):
     assert "Traceback" not in outcome.text
 
 
-_LAUNCH = """
-import sys
-from lab_helpers import TINY, tiny
-from dataclasses import replace
-from orthocond.lab.launch import launch
-from orthocond.lab.loop import is_divergence
-long = replace(TINY.schedule, epochs=1000)
-configs = [tiny(method, schedule=long) for method in ("svd", "nog")]
-launch(configs, sys.argv[1], jobs=2, progress=lambda index, state: print(index, state.step, flush=True))
-"""
+def _watch(folder, methods):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes without Ctrl-C
+    long = replace(TINY.schedule, epochs=1000)
+    configs = [tiny(method, schedule=long) for method in methods]
+    launch(configs, folder, jobs=2, progress=lambda index, state: print(index, state.step, flush=True))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
-def test_a_signal_to_the_one_that_watches_lets_all_of_them_save(tmp_path, number, code):
-    environment = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # A shell starts background processes without Ctrl-C.
-    program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{_LAUNCH}"
-    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env=environment, **pipes) as process:
-        begun = set()
-        for line in process.stdout:
-            begun.add(line.split()[0])
-            if len(begun) == 2:
-                break
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode in (code, 130, -signal.SIGINT) if number == signal.SIGINT else process.returncode == code
-    runs = [run for run, _ in find_runs(tmp_path)]
-    assert [run.status.state for run in runs] == ["stopped", "stopped"], errors
+@pytest.mark.parametrize(("number", "methods"), [(signal.SIGTERM, ("svd", "nog")), (signal.SIGINT, ("svd",))])
+def test_a_signal_to_the_one_that_watches_lets_all_of_them_save(tmp_path, number, methods):
+    said = tmp_path / "said"
+    process = processes.start(_watch, tmp_path / "runs", methods, output=said)
+    processes.wait_for(said, lambda lines: len({line.split()[0] for line in lines}) == len(methods))
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode in ((143,) if number == signal.SIGTERM else (1, 130, -signal.SIGINT))
+    runs = [run for run, _ in find_runs(tmp_path / "runs")]
+    assert [run.status.state for run in runs] == ["stopped"] * len(methods)
     assert all(run.load().step == run.status.step > 0 for run in runs)
 
 

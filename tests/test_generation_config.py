@@ -110,7 +110,7 @@ def test_kinds_of_experiments(tmp_path):
     with pytest.raises(ValueError, match="has the scales 'paper', 'workstation', 'laptop'; got 'large'"):
         preset("gan-sprites", "large")
     config = short(tiny())
-    assert experiments.train(config, run_of(tmp_path, config)) == 0
+    assert experiments.train(config, run_of(tmp_path, config), evaluate=False) == 0
 
 
 @pytest.mark.parametrize(

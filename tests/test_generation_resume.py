@@ -1,21 +1,17 @@
 """GANs that are stopped, killed, divided among processes, in half precision: the same files."""
 
-import os
-import subprocess
-import sys
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
+from accelerate import PartialState
 from gan_helpers import eigen, smooth, tiny
-from lab_helpers import broken_off, helpers_path, is_left_as_it_is, killed_and_interrupted, run_of, train
+from lab_helpers import broken_off, is_left_as_it_is, killed_and_interrupted, other_precision, run_of, train
+from processes import as_by_torchrun
 
 from orthocond.lab.generation.config import GanObjective
 from orthocond.lab.runs import Run
-
-# One thread, as in this process: the number of threads changes the order of sums.
-ENVIRONMENT = os.environ | {"PYTHONPATH": helpers_path(), "OMP_NUM_THREADS": "1"}
 
 
 def files(run):
@@ -67,28 +63,18 @@ def test_killed_and_interrupted_runs_go_on_to_the_same_files(tmp_path):
     assert files(run) == files(whole)
 
 
-_PROGRAM = """
-import sys, warnings
-warnings.simplefilter("error", RuntimeWarning)
-from accelerate import PartialState
-from gan_helpers import smooth, tiny
-from lab_helpers import train
-from orthocond.lab.runs import Run
-PartialState(cpu=True)
-for config in (smooth(), tiny("ol")):
-    train(config, Run.create(sys.argv[1], "two", config))
-"""
+def _train_both(rank, folder):
+    warnings.simplefilter("error", RuntimeWarning)
+    PartialState(cpu=True)
+    for config in (smooth(), tiny("ol")):
+        train(config, Run.create(folder, "two", config))
 
 
 def test_two_processes_equal_one(tmp_path):
     ones = [run_of(tmp_path, config, "one") for config in (smooth(), tiny("ol"))]
     train(smooth(), ones[0])
     train(tiny("ol"), ones[1])
-    program = tmp_path / "program.py"
-    program.write_text(_PROGRAM)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(tmp_path)]
-    done = subprocess.run([sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    as_by_torchrun(_train_both, tmp_path)
     for one, path in zip(ones, sorted(tmp_path.glob("*-two")), strict=True):
         expected, found = one.metrics(), Run.open(path).metrics()
         assert len(found) == len(expected)
@@ -103,11 +89,8 @@ def test_mixed_precision(tmp_path):
     train(eigen("nog+olr"), full)
     config = eigen("nog+olr", precision="bf16")
     half = run_of(tmp_path, config)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    try:
+    with other_precision():
         assert train(config, half) == 0
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
     a, b = full.metrics()[0], half.metrics()[0]
     assert b["discriminator_loss"] != a["discriminator_loss"]
     for key in ("discriminator_loss", "discriminator_penalty", "generator_loss"):

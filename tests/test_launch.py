@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
 from lab_helpers import TINY, tiny
 
-from orthocond.lab.launch import Cluster, Local, launch
+from orthocond.lab import experiments
+from orthocond.lab.launch import Cluster, Local, launch, worker
 from orthocond.lab.launch import slurm as module
 from orthocond.lab.launch.files import LOG, PROGRESS, Follower, Job, header, read_code, read_job, said, write_code
 from orthocond.lab.launch.worker import start
@@ -93,16 +95,15 @@ def test_a_job_saves_when_it_is_told_and_goes_on_bit_for_bit(tmp_path):
     """The protocol of submitit, with its executor for one machine: a signal, `checkpoint`, the same job again."""
     import submitit
 
-    config = tiny("nog", schedule=replace(TINY.schedule, epochs=40, milestones=()))
+    config = tiny("nog", schedule=replace(TINY.schedule, epochs=20, milestones=()))
     whole, run = open_or_create(tmp_path / "whole", config), open_or_create(tmp_path / "runs", config)
-    (ending,) = launch([config], tmp_path / "whole", executor=_one_thread())
-    assert ending.code == 0, ending.text
+    assert experiments.train(config, whole) == 0
     executor = submitit.LocalExecutor(tmp_path / "jobs")
     executor.update_parameters(timeout_min=10)
     job = executor.submit(module.JobOfTraining(run.path, None, Cluster()))
     follower, told = Follower(run.path), False
     while not told:
-        told = any(state.step >= 10 for state in follower.read())
+        told = any(state.step >= 5 for state in follower.read())
         assert job.state == "RUNNING"
         time.sleep(0.02)
     children = Path(f"/proc/{job.job_id}/task/{job.job_id}/children")  # of the process that submitit starts
@@ -112,18 +113,6 @@ def test_a_job_saves_when_it_is_told_and_goes_on_bit_for_bit(tmp_path):
     assert (run.path / LOG).read_text().count("=== job") == 2
     for name in ("metrics.jsonl", "evaluation.json"):
         assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
-
-
-def _one_thread():
-    executor = Local(1)
-    submit = executor.submit
-
-    def one(runs, data_root):
-        submit(runs, data_root)
-        executor._threads = 1
-
-    executor.submit = one
-    return executor
 
 
 def test_a_job_with_several_processes_is_torchrun_on_each_machine():
@@ -171,13 +160,19 @@ def test_an_error_of_the_one_who_watches_leaves_no_process_behind(tmp_path):
     assert [process.poll() for _, process in executor._running] == [130]
 
 
+def _printing_training(errors):
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    worker._work = lambda *_: os.system("echo hello")
+    worker.Run.open = lambda path: None
+    return worker.main(["run"])
+
+
 def test_what_libraries_print_is_not_taken_for_a_report(tmp_path):
-    program = (
-        "import os, sys; from orthocond.lab.launch import worker; worker._work = lambda *_: os.system('echo hello')"
-    )
-    program += "; worker.Run.open = lambda path: None; sys.exit(worker.main(['run']))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (result.stdout, result.stderr) == ("", "hello\n")
+    process = processes.start(_printing_training, tmp_path / "errors", output=tmp_path / "reports")
+    process.join()
+    assert process.exitcode == 0
+    assert ((tmp_path / "reports").read_text(), (tmp_path / "errors").read_text()) == ("", "hello\n")
 
 
 def test_jobs_are_kept_whole(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from processes import in_two_processes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +18,6 @@ F64 = torch.float64
 
 
 def run(rank, store):
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
         for sizes in ((5, 5), (7, 2), (9, 1), (6, 0)):
@@ -115,7 +115,7 @@ def check_training(rank):
 
 
 def test_two_processes_equal_one(tmp_path):
-    torch.multiprocessing.spawn(run, (tmp_path / "store",), nprocs=2)
+    in_two_processes(run, tmp_path / "store")
 
 
 def test_messages_are_sent_from_one_place():

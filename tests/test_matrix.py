@@ -73,16 +73,17 @@ def test_value_against_scipy():
     assert relative_error(oc.sqrtm(a), expected) < 1e-12
 
 
-@pytest.mark.parametrize("precision", ["auto", "float64"])
-def test_float32_condition_1e6_needs_float64(precision):
+def test_float32_condition_1e6_needs_float64():
     """Why "auto" exists: the float32 gradient is wrong by several percent at 1e6, that of "auto" is not."""
-    a = spd(12, 1e6).float()
-    g = torch.randn(12, 12, generator=torch.Generator().manual_seed(1))
+    a = spd(8, 1e6).float()
+    g = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
     expected = reference_gradient(a, g, inverse=True)
-    good = gradient(oc.inv_sqrtm, a, g, solver=oc.Eigh(precision=precision))
-    bad = gradient(oc.inv_sqrtm, a, g, solver=oc.Eigh(precision="input"))
-    assert relative_error(good, expected) < 1e-6
-    assert relative_error(bad, expected) > 1e-3
+    errors = {
+        precision: relative_error(gradient(oc.inv_sqrtm, a, g, solver=oc.Eigh(precision=precision)), expected)
+        for precision in ("auto", "float64", "input")
+    }
+    assert max(errors["auto"], errors["float64"]) < 1e-6
+    assert errors["input"] > 1e-3
 
 
 def test_both_roots_from_one_decomposition(monkeypatch):
@@ -287,13 +288,14 @@ def test_vmap(name):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # raised inside torch's compiler
-def test_compile_without_graph_breaks():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compile_without_graph_breaks(backend):
     def function(x):
         return oc.inv_sqrtm(x, eps=1e-5) + oc.sqrtm(x)
 
     a = spd(4, 10.0, 2).float().requires_grad_()
     g = torch.randn(2, 4, 4)
-    compiled = torch.compile(function, fullgraph=True)
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
     found, expected = compiled(a), function(a)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     (grad,) = torch.autograd.grad(found, a, g)

@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from processes import in_two_processes
+from torch import nn
 
 from orthocond.metrics import FrechetDistance, frechet_distance
 
@@ -69,7 +70,6 @@ def check_errors(rank):
 
 
 def worker(rank, folder):
-    torch.set_num_threads(1)
     own = folder / str(rank)
     own.mkdir()
     os.chdir(own)
@@ -82,4 +82,4 @@ def worker(rank, folder):
 
 
 def test_two_processes(tmp_path):
-    multiprocessing.spawn(worker, (tmp_path,), nprocs=2)
+    in_two_processes(worker, tmp_path)

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from processes import in_two_processes
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -200,7 +201,6 @@ def stem():
 
 def two_processes(rank, folder):
     """Replicated and sharded, the numbers are those of one process with the whole batch."""
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     generator = torch.Generator().manual_seed(1)
     x, target = (torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((8, 3, 8, 8), (8, 8, 6, 6)))
@@ -230,7 +230,7 @@ def two_processes(rank, folder):
 
 
 def test_two_processes_equal_one(tmp_path):
-    torch.multiprocessing.spawn(two_processes, (str(tmp_path),), nprocs=2)
+    in_two_processes(two_processes, str(tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore")  # tracing itself warns of what torch does inside

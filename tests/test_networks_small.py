@@ -43,7 +43,7 @@ def test_decorrelated_stem_trains(network):
     for dropout in (m for m in model.modules() if isinstance(m, nn.Dropout)):
         dropout.p = 0.0  # its noise is larger than what a few steps learn
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8) % 5
+    images, labels = torch.randn(8, 3, 16, 16), torch.arange(8) % 5
     losses = []
     for _ in range(6):
         loss = nn.functional.cross_entropy(model(images), labels)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from processes import in_two_processes
 
 from orthocond.lab.runs import Guard, Run, capture_rng, ranks, restore_rng
 from orthocond.lab.runs.state import from_bytes, to_bytes
@@ -90,7 +90,6 @@ def check_guard(rank, run):
 
 
 def worker(rank, folder):
-    torch.set_num_threads(1)
     own = folder / str(rank)  # no shared file system
     own.mkdir()
     os.chdir(own)
@@ -105,4 +104,4 @@ def worker(rank, folder):
 
 
 def test_two_processes(tmp_path):
-    multiprocessing.spawn(worker, (tmp_path,), nprocs=2)
+    in_two_processes(worker, tmp_path)

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from processes import in_two_processes
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -101,7 +102,6 @@ def check_fsdp(rank, settings):
 
 
 def work(rank, folder):
-    torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     for weight_treatment in (orthogonal, nn.Module.train):
@@ -112,4 +112,4 @@ def work(rank, folder):
 
 
 def test_two_processes_equal_one(tmp_path):
-    torch.multiprocessing.spawn(work, (str(tmp_path),), nprocs=WORLD)
+    in_two_processes(work, str(tmp_path))

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from processes import in_two_processes
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -402,7 +403,6 @@ def test_compile():
 
 
 def _two_processes(rank, folder):
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     try:
         torch.manual_seed(0)
@@ -428,4 +428,4 @@ def _two_processes(rank, folder):
 
 
 def test_two_processes_equal_one(tmp_path):
-    torch.multiprocessing.spawn(_two_processes, (str(tmp_path),), nprocs=2)
+    in_two_processes(_two_processes, str(tmp_path))
