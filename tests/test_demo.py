@@ -17,7 +17,9 @@ from orthocond.lab.runs.finding import find_runs
 def made(tmp_path_factory):
     """The shortened demo, run once."""
     folder = tmp_path_factory.mktemp("demo")
-    return folder, main(["demo", "--short", "--out", str(folder), "--quiet"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orthocond.lab.report.write._vega", lambda: "/* Vega */")  # bundling it takes seconds
+        return folder, main(["demo", "--short", "--out", str(folder), "--quiet"])
 
 
 def test_demo_trains_three_methods_and_writes_figure_and_report(made):
@@ -30,7 +32,7 @@ def test_demo_trains_three_methods_and_writes_figure_and_report(made):
 def test_report_is_self_contained_and_has_all_numbers(made):
     folder, _ = made
     page = (folder / "report.html").read_text()
-    body = page.partition('<script type="module">')[0]  # Vega names the addresses of its schemas
+    body = page.partition('<script type="module">')[0]  # where Vega is, which names the addresses of its schemas
     sources = re.findall(r'src="([^"]*)"', body)
     assert len(sources) == 1
     assert base64.b64decode(sources[0].partition(",")[2]).startswith(b"\x89PNG")
@@ -41,7 +43,7 @@ def test_report_is_self_contained_and_has_all_numbers(made):
     assert "What treatments do to an SVD layer" in body
 
 
-def test_demo_does_not_train_again_and_prints_table_words_and_places(made, capsys, monkeypatch):
+def test_demo_does_not_train_again_and_prints_table_words_and_places(made, capsys, monkeypatch, without_vega):
     folder, _ = made
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(module, "_times", lambda *_, **__: dict.fromkeys(module.METHODS, 12.0))

@@ -68,7 +68,7 @@ TUTORIALS = [page for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_commands_of_tutorials_run(page, tmp_path, monkeypatch, capfd):
+def test_commands_of_tutorials_run(page, tmp_path, monkeypatch, capfd, without_vega):
     """Fences marked sh are run, beside the files that the tutorial tells to save; those marked text are not."""
     from orthocond.cli.app import run
 

@@ -67,16 +67,16 @@ def test_random_features_are_the_same_for_ever():
 
 
 def test_random_features_see_noise_blur_and_place():
-    images = sprites(800, size=32).images.float() / 127.5 - 1
+    images = sprites(1600, size=32).images.float() / 127.5 - 1
     extractor = RandomFeatures()
-    real = extractor(images[:400])
+    real = extractor(images[:800])
 
     def far(changed):
         found = extractor(changed)
         parts = [x for f in (real, found) for x in (f.double().mean(0), f.double().mT.cov())]
         return frechet_distance(*parts)
 
-    same = images[400:]
+    same = images[800:]
     noise = torch.randn(same.shape, generator=torch.Generator().manual_seed(0))
     floor = far(same)
     noisy = [far((same + s * noise).clamp(-1, 1)) for s in (0.05, 0.2)]
