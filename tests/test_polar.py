@@ -8,7 +8,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import orthocond as oc
-from orthocond.matrix.polar_factor import polar_express_coefficients
+from orthocond.matrix.polar_factor import polar_express_coefficients, polar_method
 from tests.helpers import gradient, relative_error
 
 METHODS = ("gram", "svd", "newton-schulz", "polar-express")
@@ -421,3 +421,20 @@ def test_float32_work_at_all_scales(scale, shape):
     g = torch.randn(shape) * scale
     expected = oc.polar(g.double())
     assert relative_error(oc.polar(g), expected) < 1e-5
+
+
+# what is left until nothing can fail any more
+
+
+@pytest.mark.parametrize("shape", [(2, 200, 900), (2, 900, 200), (3, 40, 1300), (1, 1300, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@all_methods
+def test_prepared_factor(shape, dtype, method):
+    """What is left until nothing can fail any more, over the matrices themselves where that is worth it."""
+    g = torch.randn(shape).to(dtype)
+    expected = 3 * oc.polar(g, method=method)
+    before = g.clone()
+    finish = polar_method(method).prepare(g, 3.0)
+    assert torch.equal(g, before)
+    tolerance = {"rtol": 0, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(finish(), expected, **tolerance)

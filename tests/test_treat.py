@@ -347,10 +347,15 @@ def test_many_weights_of_one_shape_are_one_batch(monkeypatch):
 
 
 def test_large_weights_of_one_shape_are_not_copied(monkeypatch):
-    """A stack of them would be a copy; the steps are those of each by itself."""
+    """A stack of them would be a copy; the steps are those of each by itself, and each gradient is overwritten."""
     places = []
-    factor = GramPolar.factor
-    monkeypatch.setattr(GramPolar, "factor", lambda self, g: places.append(g.data_ptr()) or factor(self, g))
+    prepare = GramPolar.prepare
+
+    def watched(self, g, factor):
+        finish = prepare(self, g, factor)
+        return lambda: places.append((g.data_ptr(), (found := finish()).data_ptr())) or found
+
+    monkeypatch.setattr(GramPolar, "prepare", watched)
     weights = [nn.Parameter(torch.randn(64, 1024)) for _ in range(3)]
     optimizer = torch.optim.SGD(weights, lr=1.0)
     treat(weights, optimizer, gradient=NOG)
@@ -358,7 +363,7 @@ def test_large_weights_of_one_shape_are_not_copied(monkeypatch):
     for w, g in zip(weights, gradients, strict=True):
         w.grad = g.clone()
     optimizer.step()
-    assert places == [w.grad.data_ptr() for w in weights]
+    assert places == [(w.grad.data_ptr(),) * 2 for w in weights]
     for w, g in zip(weights, gradients, strict=True):
         torch.testing.assert_close(w.grad, polar(g), rtol=0, atol=1e-5)
 

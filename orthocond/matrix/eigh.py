@@ -141,7 +141,7 @@ def all_above(values: Tensor, eps: float, fraction: float) -> bool | None:
     leaves one between sound eigenvalues where a row of the matrix is NaN on the diagonal and 0 elsewhere.
     """
     if values.numel() == values.shape[-1] and type(values) is Tensor and can_read_freely(values):
-        entries = values.flatten().tolist()  # the same without small operations
+        entries = (values if values.ndim == 1 else values.flatten()).tolist()  # the same without small operations
         margin = entries[0] - fraction * entries[-1] + 0 * sum(entries)
     else:
         margin = smallest(torch.sub(values.amin(-1), values.select(-1, -1), alpha=fraction))
@@ -179,20 +179,25 @@ def _first_derivative(g: Tensor, values: Tensor, root: Tensor, u: Tensor, invers
     """
     if not complete:
         return u @ (_rotate(u, g) * _first_differences(values, root, inverse)) @ u.mT
-    return _complete_derivative(g, values, u, u * values.rsqrt().unsqueeze(-2) if inverse else u, inverse)
+    root = values.sqrt()
+    return _complete_derivative(g, root, u, u / root.unsqueeze(-2) if inverse else u, inverse)
 
 
-def _complete_derivative(g: Tensor, values: Tensor, u: Tensor, v: Tensor, inverse: bool) -> Tensor:
+def _complete_derivative(g: Tensor, root: Tensor, u: Tensor, v: Tensor, inverse: bool) -> Tensor:
     """The same where no direction is left out, with ``v = U diag(1 / r)`` for the inverse root and ``v = U`` else."""
-    twice = values.sqrt().mul_(-2 if inverse else 2)
     t = _product(_product(v.mT, g), v)
-    t = (t + t.mT).div_(twice.unsqueeze(-1) + twice.unsqueeze(-2))
-    return _product(_product(u, t), u.mT)
+    t = (t + t.mT).div_(root.unsqueeze(-1) + root.unsqueeze(-2))
+    return _product(_product(u, t), u.mT, -0.5 if inverse else 0.5)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, which for batches takes several operations to find its way to this one."""
-    return torch.bmm(a, b) if a.ndim == 3 else a @ b
+def _product(a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
+    """``factor * a @ b`` by one operation: for batches ``a @ b`` takes several to find its way to it."""
+    if a.ndim > 3:
+        return a @ b if factor == 1 else (a @ b).mul_(factor)
+    if factor == 1:
+        return torch.bmm(a, b) if a.ndim == 3 else torch.mm(a, b)
+    add = torch.baddbmm if a.ndim == 3 else torch.addmm
+    return add(b, a, b, beta=0, alpha=factor)  # beta=0: its first argument is not read
 
 
 def _first_differences(values: Tensor, root: Tensor, inverse: bool) -> Tensor:
@@ -268,10 +273,9 @@ class _RootReverse(_KeepsInputs):
     @staticmethod
     def forward(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool, complete: bool) -> Tensor:
         if complete:
-            f = values.rsqrt() if inverse else values.sqrt()
-        else:
-            f = _inverse(root) if inverse else root
-        return (u * f.unsqueeze(-2)) @ u.mT
+            row = values.sqrt().unsqueeze(-2)
+            return (u / row if inverse else u * row) @ u.mT
+        return (u * (_inverse(root) if inverse else root).unsqueeze(-2)) @ u.mT
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -292,18 +296,20 @@ class _CompleteRoot(Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, values: Tensor, u: Tensor, inverse: bool) -> Tensor:
-        v = u * (values.rsqrt() if inverse else values.sqrt()).unsqueeze(-2)
+        root = values.sqrt()
+        row = root.unsqueeze(-2)
+        v = u / row if inverse else u * row
         ctx.inverse = inverse
-        ctx.save_for_backward(a, values, u, v if inverse else u)
+        ctx.save_for_backward(a, root, u, v if inverse else u)
         return _product(v, u.mT)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        a, values, u, v = ctx.saved_tensors
+        a, root, u, v = ctx.saved_tensors
         if _is_recorded(a, g):
-            return _derivative(a, g, values, values, u, ctx.inverse, True), None, None, None
+            return _derivative(a, g, root.square(), root, u, ctx.inverse, True), None, None, None
         with without_autocast(u):
-            return _complete_derivative(g, values, u, v, ctx.inverse), None, None, None
+            return _complete_derivative(g, root, u, v, ctx.inverse), None, None, None
 
 
 class _DerivativeReverse(_KeepsInputs):

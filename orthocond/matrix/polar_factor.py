@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +23,7 @@ from orthocond._checks import (
 )
 from orthocond.matrix import decompose
 from orthocond.matrix.eigh import all_above, apply_root, root_eigenvalues
+from orthocond.matrix.even_root import LEAST_ROWS, even_inverse_root, symmetric_product
 
 # Largest condition number of the Gram matrix for which float32 is enough: the relative error measured is 4e-6.
 _FLOAT32_CONDITION = 64.0
@@ -29,8 +31,8 @@ _FLOAT32_CONDITION = 64.0
 _FLOAT32_SMALLEST = 1e-30
 # Products of float32 sum up so many terms at most: longer sums lose digits.
 _BLOCK = 2**13
-# Rows of a product below which it is not cut into blocks.
-_LEAST_ROWS = 128
+# Rows or columns that are overwritten at a time: they stay in the cache.
+_PIECE = 512
 # Evenness of the eigenvalues, mean² / mean(λ²), from which float32 is worth an attempt: 0.5 where their logarithms are
 # evenly spaced over the largest condition number, 0.14 over 1e6.
 _EVENNESS = 0.3
@@ -63,6 +65,18 @@ class PolarMethod(ABC):
             g: The matrices, wide or tall, not checked for NaN and infinity.
         """
 
+    def prepare(self, g: Tensor, factor: float | Tensor = 1.0) -> Callable[[], Tensor]:
+        """Do all that can fail, and return the call that gives ``factor`` times the polar factors.
+
+        That call may overwrite ``g``, which then costs neither memory nor a copy. Not differentiable.
+
+        Args:
+            g: As for `factor`.
+            factor: A number, or one on the device.
+        """
+        nearest = self.factor(g)
+        return lambda: nearest * factor
+
 
 @dataclass(frozen=True, kw_only=True)
 class GramPolar(PolarMethod):
@@ -92,16 +106,29 @@ class GramPolar(PolarMethod):
 
     def factor(self, g: Tensor) -> Tensor:
         """See `PolarMethod.factor`."""
+        root, work = self._root(g)
+        return _apply(root, work).to(g.dtype)
+
+    def prepare(self, g: Tensor, factor: float | Tensor = 1.0) -> Callable[[], Tensor]:
+        """See `PolarMethod.prepare`."""
+        if not g.is_cpu or g.dtype == torch.float64:
+            return super().prepare(g, factor)
+        root = self._root(g)[0] * factor
+        return lambda: _apply_(root, g)
+
+    def _root(self, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The inverse root of the smaller Gram matrix, and the matrices in its precision, of any size."""
         if self.precision == "auto" and g.dtype != torch.float64 and not torch.compiler.is_compiling():
-            quick = _factor_in_float32(g)
-            if quick is not None:
-                return quick
+            work = g.float()
+            root = _root_in_float32(work)
+            if root is not None:
+                return root, work
         # Eigenvalues of the Gram matrix carry a rounding error of this size: smaller ones are noise.
         tol = max(_tolerance(self.rank_tol, g), math.sqrt(torch.finfo(torch.float64).eps * min(g.shape[-2:])))
         work = _of_unit_size(g)
         gram = _gram(work)
         values, vectors = decompose.eigh(gram.detach())
-        return _apply_inverse_root(work, gram, values, vectors, tol).to(g.dtype)
+        return _inverse_root(work, gram, values, vectors, tol), work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +154,8 @@ class SVDPolar(PolarMethod):
         wide = g.shape[-2] <= g.shape[-1]
         singular, vectors = decompose.svd((work if wide else work.mT).detach())
         values, vectors = singular.square().flip(-1), vectors.flip(-1)  # ascending, as those of eigh
-        return _apply_inverse_root(work, _gram(work), values, vectors, _tolerance(self.rank_tol, g)).to(g.dtype)
+        root = _inverse_root(work, _gram(work), values, vectors, _tolerance(self.rank_tol, g))
+        return _apply(root, work).to(g.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,14 +297,22 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _times_transpose(x: Tensor) -> Tensor:
-    """``X Xᵀ``. Of many rows on a CPU, what is below the diagonal blocks is copied: 5/8 of the work for 512 rows."""
-    half = x.shape[-2] // 2
-    if half < _LEAST_ROWS or not x.is_cpu:
-        return x @ x.mT
-    top, bottom = x.tensor_split([half], dim=-2)
-    corner = top @ bottom.mT
-    upper = torch.cat([_times_transpose(top), corner], -1)
-    return torch.cat([upper, torch.cat([corner.mT, _times_transpose(bottom)], -1)], -2)
+    """``X Xᵀ``; half of it on a CPU, where it has many rows."""
+    if _is_large(x, x.shape[-2]):
+        return _one_by_one(lambda one: symmetric_product(one, one.mT), x)
+    return x @ x.mT
+
+
+def _is_large(x: Tensor, rows: int) -> bool:
+    """Whether a Gram matrix of so many rows is one of those that are worth some care, and nobody asks for gradients."""
+    recorded = x.requires_grad and torch.is_grad_enabled()
+    return rows >= LEAST_ROWS and not recorded and type(x) is Tensor and can_read_freely(x)
+
+
+def _one_by_one(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of each matrix."""
+    found = [function(one) for one in x.reshape(-1, *x.shape[-2:])]
+    return (torch.stack(found) if len(found) > 1 else found[0]).reshape(*x.shape[:-2], *found[0].shape)
 
 
 def _apply(inverse: Tensor, x: Tensor) -> Tensor:
@@ -284,21 +320,34 @@ def _apply(inverse: Tensor, x: Tensor) -> Tensor:
     return inverse @ x if x.shape[-2] <= x.shape[-1] else x @ inverse
 
 
-def _factor_in_float32(g: Tensor) -> Tensor | None:
-    """The polar factors by float32 work; None where the condition number is too large for it or cannot be read."""
-    work = g.float()
+def _apply_(inverse: Tensor, x: Tensor) -> Tensor:
+    """The same in place of X, where it can be viewed as a batch, piece by piece, in the precision of the root."""
+    wide = x.shape[-2] <= x.shape[-1]
+    batch = x.reshape(-1, *x.shape[-2:])
+    for one, root in zip(batch, inverse.reshape(-1, *inverse.shape[-2:]), strict=True):
+        for piece in one.split(_PIECE, dim=1 if wide else 0):
+            work = piece.to(root.dtype)
+            piece.copy_(root @ work if wide else work @ root)
+    return batch.reshape(x.shape)
+
+
+def _root_in_float32(work: Tensor) -> Tensor | None:
+    """The inverse root by float32 work; None where the condition number is too large for it or cannot be read."""
     gram = _gram_by_blocks(work)
     found = gram.detach()
     if found.shape[-1] > _CHEAP and not _are_even(found):
         return None
+    if _is_large(gram, gram.shape[-1]) and gram.numel() == gram.shape[-1] ** 2:
+        root = even_inverse_root(gram.reshape(gram.shape[-2:]))
+        if root is not None:
+            return root.reshape(gram.shape)
     try:
         values, vectors = decompose.eigh(found)
     except NotFiniteError:  # float64 may still hold the squares, or tells which entries are to blame
         return None
     if not all_above(values, -_FLOAT32_SMALLEST, 1 / _FLOAT32_CONDITION):
         return None
-    nearest = _apply(apply_root(gram, values, values, vectors, True, True), work)
-    return nearest if g.dtype == torch.float32 else nearest.to(g.dtype)
+    return apply_root(gram, values, values, vectors, True, True)
 
 
 def _are_even(gram: Tensor) -> bool:
@@ -324,13 +373,13 @@ def _gram_by_blocks(x: Tensor) -> Tensor:
     return (torch.bmm(blocks, blocks.mT).sum(0, dtype=torch.float64) + rest @ rest.mT).to(x.dtype)
 
 
-def _apply_inverse_root(work: Tensor, gram: Tensor, values: Tensor, vectors: Tensor, tol: float) -> Tensor:
-    """The polar factors from ascending eigenvalues and eigenvectors of the Gram matrix; small ones count as zero."""
+def _inverse_root(work: Tensor, gram: Tensor, values: Tensor, vectors: Tensor, tol: float) -> Tensor:
+    """The inverse root of the Gram matrix from its ascending eigenvalues; small ones count as zero."""
     complete = all_above(values, 0.0, tol**2)
     if complete is False and not all_true(values < math.inf):
         decompose.check_finite_batch(work)
     root = values if complete else root_eigenvalues(values, 0.0, tol**2)
-    return _apply(apply_root(gram, values, root, vectors, True, bool(complete)), work)
+    return apply_root(gram, values, root, vectors, True, bool(complete))
 
 
 def _iterate(g: Tensor, schedule: tuple[tuple[float, float, float], ...]) -> Tensor:

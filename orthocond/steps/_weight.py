@@ -242,7 +242,9 @@ def assign(tensor: Any, matrices: Tensor) -> None:
         from torch.distributed.tensor import distribute_tensor
 
         value = distribute_tensor(value, tensor.device_mesh, tensor.placements)
-    _local(tensor).copy_(_local(value))
+    target, value = _local(tensor), _local(value)
+    if target.data_ptr() != value.data_ptr():  # else it was written in place
+        target.copy_(value)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

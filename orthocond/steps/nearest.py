@@ -1,12 +1,13 @@
 """The nearest orthogonal gradient, NOG (paper: section 4.1)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from orthocond._checks import check_choice, check_not_negative
+from orthocond._checks import check_choice, check_not_negative, without_autocast
 from orthocond.matrix import polar
 from orthocond.matrix.polar_factor import polar_method
 
@@ -89,6 +90,25 @@ class NearestOrthogonal:
         """
         nearest = polar(matrices, method=polar_method(self.method, self.rank_tol))
         return nearest if self.scale is None else nearest * self._factor(matrices)
+
+    def prepare(self, matrices: Tensor, scale: Tensor | None = None) -> Callable[[], Tensor]:
+        """Do all that can fail, and return the call that gives `nearest`. It may overwrite the matrices.
+
+        Args:
+            matrices: As for `nearest`.
+            scale: What a GradScaler has multiplied the gradients by, and their optimizer will divide them by.
+        """
+        if matrices.numel() == 0:
+            return lambda: matrices
+        factor = self._factor(matrices) if scale is None else self._factor(matrices) * scale
+        with without_autocast(matrices):
+            finish = polar_method(self.method, self.rank_tol).prepare(matrices, factor)
+
+        def nearest() -> Tensor:
+            with without_autocast(matrices):
+                return finish()
+
+        return nearest
 
     def nearest_update(self, before: Tensor, after: Tensor, lr: float | Tensor = 1.0) -> Tensor:
         """Return the weight after an orthogonal update of the same Frobenius norm, or of the length ``lr * scale``.

@@ -1,6 +1,6 @@
 """`treat`: act on chosen weights at the optimizer's step (paper: section 4)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -346,20 +346,20 @@ class Treatment:
             w.release()
 
     def _orthogonalize_gradients(self, active: list[Weight], setting: NearestOrthogonal, scale: Tensor | None) -> None:
-        results: list[tuple[Weight, Tensor]] = []
+        prepared: list[tuple[list[Weight], Callable[[], Tensor]]] = []
         for batch in batches(active):
             gradients = stack([w.gradient() for w in batch])
             try:
-                nearest = setting.nearest(gradients)
+                prepared.append((batch, setting.prepare(gradients, scale)))
             except ValueError as error:
                 _name_what_is_not_finite(error, batch, gradients, "NearestOrthogonal")
                 raise
             for w, g in zip(batch, gradients, strict=True):
                 if self._spectrum_every and w.steps % self._spectrum_every == 0:
                     w.record_spectrum(g)
-            results += zip(batch, nearest if scale is None else nearest * scale, strict=True)
-        for w, nearest in results:  # only now, so that an error leaves all gradients as they were
-            assign(w.parameter.grad, nearest)
+        for batch, finish in prepared:  # only now, so that an error leaves all gradients as they were
+            for w, nearest in zip(batch, finish(), strict=True):
+                assign(w.parameter.grad, nearest)
 
     def _orthogonalize_updates(self, active: list[Weight], setting: NearestOrthogonal) -> None:
         for w in active:  # one by one: the noise in an update depends on the weight it was taken from
