@@ -288,6 +288,8 @@ BAD_USAGE = [
     ("train dbn-sprites-small --dry-run --schedule.milestones=[1,2.5]", "needs a whole number; got 2.5"),
     ("train dbn-sprites-small --dry-run --data.validation 0.5", "--data.validation: needs a whole number; got 0.5"),
     ("train dbn-sprites-small --dry-run --save-every 0.5", "--save-every: needs a whole number; got 0.5"),
+    ("train dbn-sprites-small --dry-run --runs /dev/null/runs", "--runs needs a folder that can be made"),
+    ("train dbn-sprites-small --runs /dev/null", "/dev/null is a file"),
     ("table gcp --seeds 1.5", "--seeds: needs a whole number; got 1.5"),
     ("table gcp --jobs 1.5", "--jobs: needs a whole number; got 1.5"),
     ("bench --repeats 1.5", "--repeats: needs a whole number; got 1.5"),

@@ -215,6 +215,15 @@ def test_dry_run_tells_settings_size_steps_and_time_and_leaves_nothing(runs, cap
     assert f"{count:,} parameters; SVD layer bn1, layer before it conv1" in text
 
 
+def test_dry_run_refuses_a_tracker_that_the_training_would_refuse(runs, capsys, monkeypatch):
+    monkeypatch.setattr("accelerate.accelerator.filter_trackers", lambda *_, **__: [])  # as if none were installed
+    monkeypatch.setattr("warnings.warn", lambda *_, **__: None)
+    assert orthocond(*TINY, "--runs", runs, "--dry-run", "--tracker", "tensorboard") == 1
+    captured = capsys.readouterr()
+    assert "The tracker 'tensorboard' is not installed: pip install" in captured.err
+    assert captured.out == ""
+
+
 def test_dry_run_of_a_gan(runs, capsys):
     from orthocond.lab.generation.networks import prepare
 

@@ -20,12 +20,15 @@ _TIMED_BATCHES = (8, 16)  # images of the steps that are timed on a CPU, for lar
 _TIMED_STEPS = 4  # the first is not counted: it allocates
 
 
-def show(config: Config, root: str | None) -> int:
+def show(config: Config, root: str | None, tracker: str | None = None) -> int:
     """Print configuration, sizes of data and model, number of steps, and an estimate of the time.
 
-    Where the data is missing, sprites take its place, and the number of steps may be unknown.
+    Where the data is missing, sprites take its place, and the number of steps may be unknown. A tracker that is not
+    installed is refused as in the training.
     """
     console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory() as folder:
+        accelerator = make_accelerator(config.precision, Run.create(folder, "plan", config), tracker)
     _show_settings(config, console)
     task = task_of(config)
     missing = None
@@ -33,8 +36,7 @@ def show(config: Config, root: str | None) -> int:
         data = task.load_data(config.data, root)
     except FileNotFoundError as error:
         missing, data = error, task.stand_in(config)
-    with tempfile.TemporaryDirectory() as folder:
-        made = task(config, data, make_accelerator(config.precision, Run.create(folder, "plan", config)))
+    made = task(config, data, accelerator)
     console.print("\n".join(["", *made.sizes(stand_in=missing is not None)]), markup=False)
     if missing is not None:
         console.print(f"The data is missing, and steps are timed with sprites: {printable(missing)}", markup=False)

@@ -126,7 +126,9 @@ def train(
     """
     chosen = settings.apply_options(start, options)
     root = None if data_root is None else str(data_root)
-    if resume is not None and resume != LAST:
+    if resume is None or resume == LAST:
+        _check_writable(runs)
+    else:
         found = find_run(resume, runs)
         if changes := config_diff(read_config(found.config), chosen):
             raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
@@ -138,11 +140,19 @@ def train(
             raise UsageError("--dry-run needs one process; leave torchrun out.")
         from orthocond.cli.plan import show
 
-        return show(chosen, root)
+        return show(chosen, root, tracker)
     if chosen.data.source == OWN_IMAGES and not _is_there(OWN_IMAGES, root):
         classes = ", with a subfolder for each class" if presets.KINDS[chosen.kind].labeled else ""
         raise UsageError(f"{chosen.preset} trains on images of your own: give --data FOLDER{classes}.")
     return _train(chosen, runs, resume, root, tracker, evaluate, report, quiet)
+
+
+def _check_writable(runs: Path) -> None:
+    """Whether a folder of runs can be made or written to, without doing so."""
+    nearest = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        problem = "cannot be written to" if nearest.is_dir() else "is a file"
+        raise UsageError(f"--runs needs a folder that can be made and written to; {printable(nearest)} {problem}.")
 
 
 def _is_there(source: str, root: str | None) -> bool:
