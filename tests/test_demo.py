@@ -19,7 +19,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orthocond.lab.report.write._vega", lambda: "/* Vega */")  # bundling it takes seconds
-        return folder, main(["demo", "--short", "--out", str(folder), "--quiet"])
+        return folder, main(["demo", "--short", "--out", str(folder), "--quiet", "--no-open"])
 
 
 def test_demo_trains_three_methods_and_writes_figure_and_report(made):
@@ -48,7 +48,10 @@ def test_demo_does_not_train_again_and_prints_table_words_and_places(made, capsy
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(module, "_times", lambda *_, **__: dict.fromkeys(module.METHODS, 12.0))
     before = {run.path: (run.path / "metrics.jsonl").stat().st_mtime_ns for run, _ in find_runs(folder)}
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
     assert main(["demo", "--short", "--out", str(folder)]) == 0
+    assert opened == [(folder / "report.html").as_uri()]
     assert before == {run.path: (run.path / "metrics.jsonl").stat().st_mtime_ns for run, _ in find_runs(folder)}
     text = capsys.readouterr().out
     rows = [line.split() for line in text.splitlines() if line.startswith(("svd ", "nog ", "nog+ow+olr "))]
@@ -118,5 +121,5 @@ def test_a_training_that_fails_is_told(tmp_path, monkeypatch, capsys):
         return [Ending(Run.create(root, "x", config), 3, "The loss is nan at step 7.") for config in configs]
 
     monkeypatch.setattr(module, "launch", launch)
-    assert main(["demo", "--short", "--out", str(tmp_path)]) == 1
+    assert main(["demo", "--short", "--out", str(tmp_path), "--no-open"]) == 1
     assert "The loss is nan at step 7." in capsys.readouterr().err

@@ -1,9 +1,10 @@
 """``orthocond demo``: both halves of the package in two minutes, without any data."""
 
+import webbrowser
 from pathlib import Path
 
 
-def demo(*, out: Path = Path("runs/demo"), short: bool = False, quiet: bool = False) -> int:
+def demo(*, out: Path = Path("runs/demo"), short: bool = False, quiet: bool = False, open: bool = True) -> int:
     """See what treatments do to the conditioning of an SVD layer, in two minutes on two cores.
 
     Trains a small ResNet with decorrelated batch normalization on rendered sprites, without treatment, with the nearest
@@ -14,7 +15,11 @@ def demo(*, out: Path = Path("runs/demo"), short: bool = False, quiet: bool = Fa
         out: Folder for runs, figure, report and explorer. Trainings that it holds already are not repeated.
         short: A few steps only, to see that everything works.
         quiet: Show no progress.
+        open: Whether to open the report in a browser; it leads to the explorer.
     """
     from orthocond.lab import demo as lab
 
-    return lab.demo(out, short=short, quiet=quiet)
+    code = lab.demo(out, short=short, quiet=quiet)
+    if open:
+        webbrowser.open((out / "report.html").resolve().as_uri())
+    return code
