@@ -82,7 +82,8 @@ function syncRow(i) {
   row.classList.toggle("picked", i === state.picked);
   pick.checked = i === state.picked;
   if (Number(slider.value) !== stands) slider.value = stands;
-  output.textContent = value === null ? "–" : `${fixed(value)} σ`;
+  output.textContent = `${fixed(stands)} σ`;
+  output.classList.toggle("untouched", value === null);
   slider.setAttribute("aria-valuetext", value === null ? "not moved" : `${fixed(value)} sigma`);
 }
 
