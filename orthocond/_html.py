@@ -6,7 +6,7 @@ from html import escape
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
     """An HTML table of text; the columns in ``right`` are numbers."""
-    style = [f"text-align: {'right' if i in right else 'left'}" for i in range(len(header))]
+    style = [f"text-align: {'right' if i in right else 'left'}; padding: 2px 10px" for i in range(len(header))]
     head = _row("th", header, style)
     body = "".join(_row("td", cells, style) for cells in rows)
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"

@@ -363,7 +363,7 @@ def test_html():
     monitor = history()
     html = monitor.history._repr_html_()
     assert html.count("<tr>") == 3
-    assert '<td style="text-align: left">white</td>' in html
+    assert '<td style="text-align: left; padding: 2px 10px">white</td>' in html
     assert "0 to 2" in html
     assert "http" not in html
     assert "&lt;i&gt;" in History([monitor.history[0] | {"layer": "<i>"}])._repr_html_()

@@ -71,8 +71,10 @@ class Spectrum:
             ("smallest eigenvalue", _range(self.smallest, ".3g")),
             ("effective rank", _range(self.effective_rank, ".3g")),
         ]
-        cells = "".join(f'<tr><td>{name}</td><td style="text-align: right">{value}</td></tr>' for name, value in rows)
-        return f"<table><thead><tr><th>spectrum</th><th>value</th></tr></thead><tbody>{cells}</tbody></table>"
+        left, right = (f'style="text-align: {side}; padding: 2px 10px"' for side in ("left", "right"))
+        cells = "".join(f"<tr><td {left}>{name}</td><td {right}>{value}</td></tr>" for name, value in rows)
+        head = f"<tr><th {left}>spectrum</th><th {right}>value</th></tr>"
+        return f"<table><thead>{head}</thead><tbody>{cells}</tbody></table>"
 
 
 def _range(values: Tensor, form: str) -> str:
