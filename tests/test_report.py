@@ -233,6 +233,28 @@ def test_a_damaged_file_is_a_warning(tmp_path, file):
     assert "damaged" in page.text or "not a JSON object" in page.text
 
 
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("metrics.jsonl", {"largest": 3.0}),
+        ("metrics.jsonl", {"smallest": ["x"]}),
+        ("metrics.jsonl", {"conditions": [1.0, 2.0]}),
+        ("metrics.jsonl", {"step": 10**400}),
+        ("evaluation.json", {"singular_values": [1.0]}),
+        ("evaluation.json", {"initial_singular_values": [[None]]}),
+        ("status.json", {"message": 3}),
+    ],
+    ids=str,
+)
+def test_a_value_of_the_wrong_kind_is_a_warning_that_names_the_file(tmp_path, file, value):
+    assert read_run(gan(tmp_path / "whole", evaluation={"step": 240, "huge": 10**400})).trouble == ()
+    run = gan(tmp_path, evaluation={"step": 240, "huge": 10**400})
+    *lines, last = (run / file).read_text().splitlines() if file.endswith("jsonl") else [(run / file).read_text()]
+    (run / file).write_text("\n".join([*lines, json.dumps(json.loads(last) | value), ""]))
+    assert any(str(run / file) in text for text in read_run(run).trouble)
+    assert file in opened(run).text
+
+
 def test_log_lines_that_alarm(tmp_path):
     path = classifier(tmp_path)
     Run.open(path).note("Checkpoint 7 is damaged and was not used")

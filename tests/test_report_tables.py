@@ -12,6 +12,7 @@ from orthocond.cli import main
 from orthocond.lab.report.sources import (
     read,
 )
+from orthocond.lab.report.tabled import _markdown
 from orthocond.lab.report.tabled import verdict as table_verdict
 
 pytestmark = pytest.mark.usefixtures("without_vega")
@@ -93,6 +94,33 @@ def test_missing_and_stopped_trainings_of_a_table(table):
     page = opened(table)
     assert "BN: seeds 4 are missing" in page.text
     assert "BN, seed 3 did not finish: The loss is nan" in page.text
+
+
+@pytest.mark.parametrize("value", [3, [3], [{}], [{"preset": "x", "label": "y", "rows": [{}]}]], ids=str)
+def test_a_table_of_the_wrong_kind_is_a_sentence_that_names_the_file(table, value):
+    content = json.loads((table / "table.json").read_bytes())
+    (table / "table.json").write_text(json.dumps(content | {"experiments": value}))
+    with pytest.raises(ValueError, match=r"cifar100-all/table.json is damaged \(.+\); make the table again"):
+        opened(table)
+
+
+def test_claims_are_told_in_three_sentences_and_rows_without_numbers_are_folded(tmp_path):
+    content = json.loads((RESULTS / "cifar10-claims" / "table.json").read_bytes())
+    page = opened(RESULTS / "cifar10-claims", out=tmp_path / "r.html")
+    trained = sum(row["verdict"] != "not trained" for row in content["contrasts"])
+    assert f"Of {len(content['contrasts'])} contrasts" in page.text or "No contrast is settled yet" in page.text
+    assert f"{len(content['contrasts']) - trained} contrasts have not been trained" in page.text
+    assert "**" not in page.text
+    assert "`" not in page.text
+    assert f"orthocond table cifar10-claims --seeds {content['seeds']} --no-train" in page.text
+
+
+def test_grids_of_a_text_have_words_on_the_left_and_fold_empty_rows():
+    text = "| a | what | value | seeds |\n|---|---|---|---|\n| x | good one | −1.5 [0, 2] | 3 of 5 |\n"
+    text += "".join(f"| {i} | bad | – | 0 of 5 |\n" for i in range(4))
+    ((_, (known, unknown)),) = _markdown(text)
+    assert (known.texts, len(known.rows), known.folded) == (frozenset({1}), 1, False)
+    assert (unknown.title, len(unknown.rows), unknown.folded) == ("4 rows without numbers yet", 4, True)
 
 
 def test_trainings_are_matched_with_their_rows(table):

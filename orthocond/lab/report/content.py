@@ -20,6 +20,7 @@ class Grid:
         folded: Whether it is closed until somebody opens it.
         strong: Places of rows that stand out.
         words: Whether its cells are words, which stand on the left.
+        texts: Places of columns of words, which stand on the left and may have several lines.
     """
 
     head: Sequence[str]
@@ -29,6 +30,7 @@ class Grid:
     folded: bool = False
     strong: frozenset[int] = frozenset()
     words: bool = False
+    texts: frozenset[int] = frozenset()
     kind = "grid"
 
 

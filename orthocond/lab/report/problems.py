@@ -44,8 +44,8 @@ def _state(training: Training) -> list[str]:
 
 
 def _failures(training: Training) -> list[str]:
-    values = training.series("solver_failures")
-    count = int(values[-1][1]) if values else 0
+    values = [value for _, value in training.series("solver_failures") if math.isfinite(value)]
+    count = int(values[-1]) if values else 0
     return [f"The decomposition failed for {counted(count, 'matrix', 'matrices')}."] if count else []
 
 

@@ -19,8 +19,10 @@ from orthocond.lab.tables.records import Record, read_kept
 from orthocond.matrix import matrix_view, singular_spectrum
 
 TABLE = "table.json"
-_CONFIG, _EVALUATION, _LOG = "config.json", "evaluation.json", "log.txt"
+_CONFIG, _EVALUATION, _LOG, _METRICS = "config.json", "evaluation.json", "log.txt", "metrics.jsonl"
 _SEED = ("seed",)
+_SPECTRUM = ("conditions", "largest", "smallest")  # of the treated weights of a GAN, in a line of metrics
+_SINGULAR_VALUES = ("singular_values", "initial_singular_values")  # in an evaluation
 _HIDDEN = ("kind", "preset", "scale")  # settings that the command names by themselves
 
 
@@ -155,6 +157,11 @@ def read_run(folder: Path) -> Training:
             line |= {key: value for key, value in timing.items() if key not in ("step", "seconds")}
     except ValueError as error:
         trouble.append(str(error))
+    if odd := [number for number, line in enumerate(metrics, 1) if layers_of(line) is None]:
+        trouble.append(
+            f"{folder / _METRICS}, line {odd[0]}: {', '.join(_SPECTRUM)} need a list with a number for each layer; "
+            f"the spectra leave {'this line' if len(odd) == 1 else f'{len(odd)} such lines'} out."
+        )
     try:
         status = run.status
         state, step, message = status.state, status.step, status.message
@@ -165,6 +172,10 @@ def read_run(folder: Path) -> Training:
             evaluation = from_json_safe(json.loads((folder / _EVALUATION).read_bytes()))
             if not isinstance(evaluation, dict):
                 raise ValueError("it is no JSON object")
+            for key in _SINGULAR_VALUES:
+                layers = evaluation.get(key, [])
+                if not isinstance(layers, list) or not all(map(_are_numbers, layers)):
+                    raise ValueError(f"{key} needs a list of numbers for each layer")
         except (ValueError, RecursionError) as error:
             trouble.append(f"{folder / _EVALUATION} is damaged ({error}); evaluate the run again.")
             evaluation = None
@@ -200,22 +211,28 @@ def read_table(folder: Path) -> WrittenTable:
         content = from_json_safe(json.loads(file.read_bytes()))
         if not isinstance(content, dict) or not isinstance(content.get("title"), str):
             raise ValueError("it has no title")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}); make the table again.") from error
+        given = content.get("experiments", ())
+        presets, scale = {experiment["preset"] for experiment in given}, content["scale"] if given else ""
+        rows = [
+            (experiment["preset"], (experiment["label"], row["label"]), list(row["seeds"]), dict(row["method"]))
+            for experiment in given
+            for row in experiment["rows"]
+        ]
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged ({error!r}); make the table again.") from error
     text = folder / "table.md"
-    presets = {experiment["preset"] for experiment in content.get("experiments", ())}
     records = read_kept(folder.parent) if presets else ()
-    kept = [_from_record(r) for r in records if r.config.preset in presets and r.config.scale == content["scale"]]
-    behind: dict[tuple[str, str], list[Training]] = {}
-    for experiment in content.get("experiments", ()):
-        for row in experiment["rows"]:
-            behind[experiment["label"], row["label"]] = [
-                training
-                for training in kept
-                if training.config["preset"] == experiment["preset"]
-                and training.config["seed"] in row["seeds"]
-                and _has(training.config["method"], row["method"])
-            ]
+    kept = [_from_record(r) for r in records if r.config.preset in presets and r.config.scale == scale]
+    behind = {
+        labels: [
+            training
+            for training in kept
+            if training.config["preset"] == preset
+            and training.config["seed"] in seeds
+            and _has(training.config["method"], method)
+        ]
+        for preset, labels, seeds, method in rows
+    }
     return WrittenTable(content, text.read_text(encoding="utf-8") if text.is_file() else "", behind, folder)
 
 
@@ -240,6 +257,28 @@ def _has(method: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_number, values))
+
+
+def layers_of(line: Mapping[str, Any]) -> list[tuple[float, ...]] | None:
+    """κ, largest and smallest singular value of each treated weight of a GAN, from a line of metrics.
+
+    Returns:
+        A triple for each weight; nothing if the line has none; None if it is damaged.
+
+    Example:
+        >>> layers_of({"conditions": [2.0], "largest": [4.0], "smallest": [2.0]}), layers_of({"conditions": [2.0]})
+        ([(2.0, 4.0, 2.0)], None)
+    """
+    if _SPECTRUM[0] not in line:  # a classifier logs the others as numbers of its covariance
+        return []
+    values: list[Any] = [line.get(key) for key in _SPECTRUM]
+    if not all(map(_are_numbers, values)) or len(set(map(len, values))) > 1:
+        return None
+    return list(zip(*values, strict=True))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -10,13 +10,15 @@ from orthocond.lab.report import charts
 from orthocond.lab.report.comparison import how_sure, interval
 from orthocond.lab.report.content import Block, Chart, Code, Grid, Items, Legend, Page, Picture, Section
 from orthocond.lab.report.problems import dead_discriminator
-from orthocond.lab.report.quantities import compared, counted, listed, number, quantities
+from orthocond.lab.report.quantities import compared, counted, listed, number, quantities, signed
 from orthocond.lab.report.sources import Group, WrittenTable
 from orthocond.lab.report.trainings import settings_grids
 from orthocond.lab.report.verdict import OWN_GENERATOR, OWN_MODEL
+from orthocond.lab.tables.text import lowered
 
 _CHARTS = 3  # measures whose differences are shown as charts
 _OPEN = 2  # measures whose tables are open
+_FEW_EMPTY = 3  # rows without numbers that need no folding
 Row = Mapping[str, Any]
 
 
@@ -296,7 +298,7 @@ def _figures(folder: Path, names: Sequence[str]) -> list[Picture]:
 
 def _pictures(folder: Path, names: Sequence[str]) -> list[Picture]:
     return [
-        Picture(file.read_bytes(), name.replace("-", " "), f"Figure {name} of the table.", wide=True)
+        Picture(file.read_bytes(), name.replace("-", " ").capitalize(), f"Figure {name} of the table.", wide=True)
         for name in names
         if (file := folder / f"{name}.png").is_file()
     ]
@@ -339,13 +341,49 @@ def _plain_page(table: WrittenTable, text: str) -> Page:
     sections.append(Section("Figures", _pictures(table.folder, content.get("figures") or [])))
     notes = content.get("notes") or []
     command = [Code("Make it again:", f"orthocond table {content.get('table', table.folder.name)}")]
+    command = _reproduce(content) if "contrasts" in content else command
     sections += [Section("What to know", [Items(notes)] if notes else []), Section("How to reproduce it", command)]
     bench = Code("Time a preset of yours:", "orthocond bench PRESET")
     step = OWN_MODEL if "verdict" in content else bench
     return Page(content["title"], text, _plain_verdict(content), [step], sections)
 
 
+def _claims_verdict(rows: Sequence[Row], titles: Mapping[str, str]) -> list[str]:
+    """Which claims are settled, which are open, and how much of what was planned has been trained."""
+    words = {
+        "holds": ("holds", "hold"),
+        "fails": ("fails", "fail"),
+        "equivalent within the margin": ("makes no difference that matters", "make no difference that matters"),
+    }
+    settled = []
+    for verdict, verbs in words.items():
+        names = [
+            f"{row['claim']} ({row['contrast']}: {signed(difference['mean'])} in {titles[row['measure']]})"
+            for row in rows
+            if row["verdict"] == verdict and (difference := row["measures"][row["measure"]]["difference"])
+        ]
+        if names:
+            settled.append(f"{counted(len(names), *verbs)}: {listed(names, 4)}")
+    trained = [row for row in rows if row["verdict"] != "not trained"]
+    unsettled = [row["claim"] for row in trained if row["verdict"] not in words]
+    seeds = [(len(row["measures"][row["measure"]]["seeds"]), row["planned"]) for row in trained]
+    fewest, planned = min(seeds, key=lambda pair: pair[0] / pair[1], default=(0, 0))
+    rest = len(rows) - len(trained)
+    return [
+        f"Of {counted(len(rows), 'contrast')}, {'; '.join(settled)}." if settled else "No contrast is settled yet.",
+        f"{counted(len(unsettled), 'contrast')} cannot be told yet, of the claims: "
+        f"{listed(list(dict.fromkeys(unsettled)))}."
+        if unsettled
+        else "No contrast that was trained is left open.",
+        (f"{counted(rest, 'contrast')} {'has' if rest == 1 else 'have'} not been trained. " if rest else "")
+        + (f"The others have at least {fewest} of {planned} planned seeds." if trained else ""),
+    ]
+
+
 def _plain_verdict(content: Mapping[str, Any]) -> list[str]:
+    if "contrasts" in content:
+        titles = {measure["name"]: lowered(measure["title"]) for measure in content["measures"]}
+        return _claims_verdict(content["contrasts"], titles)
     if "verdict" in content:
         return list(content["verdict"])
     if "rows" in content:
@@ -385,6 +423,25 @@ def _markdown(text: str) -> Iterator[tuple[str, list[Grid]]]:
         for block in re.findall(r"(?:^\|.*\n)+", f"{part}\n", flags=re.MULTILINE):
             lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
             if len(lines) > 2:
-                grids.append(Grid(lines[0], lines[2:]))
+                grids += _grids(lines[0], lines[2:])
         if grids:
             yield title, grids
+
+
+def _grids(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Grid]:
+    """A table with columns of words on the left; rows without any number are folded away, if they are many."""
+    texts = frozenset(i for i in range(1, len(head)) if _are_words([row[i] for row in rows if i < len(row)]))
+    empty = [
+        all(re.fullmatch(r"|–|0( of \d+)?", cell) for i, cell in enumerate(row) if i and i not in texts) for row in rows
+    ]
+    if not _FEW_EMPTY < sum(empty) < len(rows):
+        return [Grid(head, rows, texts=texts)]
+    known, unknown = ([row for row, e in zip(rows, empty, strict=True) if e == which] for which in (False, True))
+    title = f"{counted(len(unknown), 'row')} without numbers yet"
+    return [Grid(head, known, texts=texts), Grid(head, unknown, title, folded=True, texts=texts)]
+
+
+def _are_words(cells: Sequence[str]) -> bool:
+    """Whether most cells that are not empty begin with a letter."""
+    filled = [cell.lstrip("*`(") for cell in cells if cell not in ("", "–")]
+    return sum(cell[:1].isalpha() for cell in filled) > len(filled) / 2

@@ -17,6 +17,7 @@ from orthocond.lab.report.sources import (
     differing,
     group,
     initial_singular_values,
+    layers_of,
     singular_values,
     text_of,
     train_command,
@@ -249,21 +250,18 @@ def _spectra(groups: Sequence[Group]) -> Sequence[Block]:
 
 def _ends(group: Group) -> list[list[str]]:
     """A row for each layer of the first training of a group."""
-    lines = [line for line in group.first.metrics if "weight_condition" in line or "conditions" in line]
+    if values := group.first.series("weight_condition"):
+        return [[group.label, number(values[0][1]), number(values[-1][1])]]
+    lines = [layers for line in group.first.metrics if (layers := layers_of(line))]
     if not lines:
         return []
-    first, last = lines[0], lines[-1]
-    if "weight_condition" in first:
-        return [[group.label, number(first["weight_condition"]), number(last["weight_condition"])]]
-    several = len(first["conditions"]) > 1
-    return [
-        [
-            f"{group.label}, layer {i + 1}" if several else group.label,
-            *(number(line["conditions"][i]) for line in (first, last)),
-            *(" → ".join(number(line[key][i]) for line in (first, last)) for key in ("largest", "smallest")),
-        ]
-        for i in range(len(first["conditions"]))
-    ]
+    several = len(lines[0]) > 1
+    rows = []
+    for i, (first, last) in enumerate(zip(lines[0], lines[-1], strict=False), 1):
+        conditions, largest, smallest = ([number(a), number(b)] for a, b in zip(first, last, strict=True))
+        label = f"{group.label}, layer {i}" if several else group.label
+        rows.append([label, *conditions, " → ".join(largest), " → ".join(smallest)])
+    return rows
 
 
 # The rest

@@ -61,12 +61,19 @@ def write_report(
     found = read(sources)
     file = Path(out)
     if isinstance(found, WrittenTable):
-        page = table_page(found)
+        page = _table_page(found)
     else:
         page = trainings_page([training.without(leave_out) for training in found], file)
     sections = page.sections if opening is None else [opening, *page.sections]
     write_atomically(file, render(replace(page, title=title or page.title, sections=sections)).encode())
     return file
+
+
+def _table_page(table: WrittenTable) -> Page:
+    try:
+        return table_page(table)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{table.folder / TABLE} is damaged ({error!r}); make the table again.") from error
 
 
 def render(page: Page) -> str:
@@ -108,13 +115,14 @@ def _script_safe(values: Sequence[Any]) -> Markup:
 
 
 def _prose(text: object) -> Markup:
-    """Text with words in back-ticks set as code.
+    """Text with words in back-ticks set as code, and those in pairs of stars as strong.
 
     Example:
-        >>> _prose("Type `a < b`")
-        Markup('Type <code>a &lt; b</code>')
+        >>> _prose("Type `a < b`, **now**")
+        Markup('Type <code>a &lt; b</code>, <strong>now</strong>')
     """
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    coded = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    return Markup(re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", coded))
 
 
 def _base64(data: bytes) -> str:

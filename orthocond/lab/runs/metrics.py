@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def json_safe(value: Any, name: str) -> Any:
 
 
 def from_json_safe(value: Any) -> Any:
-    """The value with the texts for NaN and infinity as numbers again."""
+    """The value with the texts for NaN and infinity as numbers again; integers beyond all floats are infinite, too."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return math.inf if value > 0 else -math.inf
     if isinstance(value, str):
         return _FROM_TEXT.get(value, value)
     if isinstance(value, list):
@@ -69,10 +72,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # after the last end of line: nothing, or half a line
         try:
-            record = json.loads(line)
+            record = from_json_safe(json.loads(line))
             if not isinstance(record, dict) or not isinstance(record.get("step", 0), int):
                 raise ValueError("no object, or no step")
-            records.append(from_json_safe(record))
+            records.append(record)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path}, line {number} is not a JSON object with an integer step: {line[:80]!r}. Restore the file, or "

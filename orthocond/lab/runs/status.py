@@ -67,14 +67,14 @@ def read(folder: Path) -> Status | None:
     """
     path = folder / FILE
     try:
-        text = path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        status = Status(**json.loads(text))
+        status = Status(**json.loads(content))
         known = status.state in get_args(State) and type(status.step) is int and type(status.saved) in _SAVED
-        if not known or type(status.config) is not str:
-            raise ValueError(f"it holds {text[:80]!r}")
+        if not known or {type(text) for text in (status.message, status.config, status.updated)} != {str}:
+            raise ValueError(f"it holds {content[:80]!r}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it, and the status follows from the metrics.") from error
     return status
