@@ -127,7 +127,7 @@ def orthocond(*words: str) -> None:
 def report() -> None:
     """The report of three small trainings on sprites: `orthocond demo`."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        orthocond("demo")
+        orthocond("demo", "--no-open")
         photograph(Path("runs/demo/report.html"), FIGURES / "report.png", ready="svg", size=(1200, 800))
     shrink(FIGURES / "report.png")
 
