@@ -4,15 +4,12 @@ import math
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from orthocond.lab.config import Config, change
-from orthocond.lab.devices import make_accelerator, now
+from orthocond.lab.devices import make_accelerator, now, one_thread
 from orthocond.lab.grammar import PARTS
 from orthocond.lab.loop import Loop
 from orthocond.lab.runs import Run
@@ -133,7 +130,7 @@ def bench(
     names = list(dict.fromkeys((*methods, *baselines)))
     configs = {name: change(config, {"method.name": name}) for name in names}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as folder, _one_thread():
+    with tempfile.TemporaryDirectory() as folder, one_thread():
         for count in range(repeats):
             steppers = {
                 name: Stepper(task, configs[name], Run.create(folder, "bench", configs[name]))
@@ -190,13 +187,3 @@ def _ratio(values: list[float]) -> Ratio:
     # The median lies between these order statistics with a probability of 95 %, whatever the distribution.
     place = max(0, math.floor(n / 2 - 0.98 * math.sqrt(n)))
     return Ratio(statistics.median(values), values[place], values[n - 1 - place])
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -7,6 +7,7 @@ from importlib.resources import files
 from safetensors.torch import load
 
 from orthocond.gans import SimpleGenerator
+from orthocond.lab.devices import one_thread
 from orthocond.lab.explorer.page import Exhibit
 from orthocond.lab.explorer.sources import from_module
 
@@ -36,4 +37,5 @@ def generator() -> SimpleGenerator:
 @cache
 def exhibit() -> Exhibit:
     """The generator with its directions, for a page; it is made once in a process."""
-    return from_module(generator(), "Sprites", sprites=True)
+    with one_thread():  # a network this small has nothing to share
+        return from_module(generator(), "Sprites", sprites=True)
