@@ -22,7 +22,7 @@ assert torch.allclose(root @ covariance @ root, torch.eye(2), atol=1e-5)
 """
 IMPORTS = {
     "docs": "import sphinx, furo, myst_parser",
-    "dev": "import pytest, hypothesis, playwright, mypy",
+    "dev": "import pytest, playwright, mypy",
     "dist": "import build, twine, hatchling",
 }
 

@@ -76,6 +76,13 @@ def test_extras_are_read_from_a_wheel(tmp_path):
     assert script(".ci/try_wheel.py").extras_of(tmp_path / "x.whl") == ["", "lab", "docs"]
 
 
+def test_what_is_imported_for_an_extra_is_what_it_installs():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, line in script(".ci/try_wheel.py").IMPORTS.items():
+        installed = {re.match(r"[\w-]+", needed)[0].replace("-", "_") for needed in extras[extra]}
+        assert set(line.removeprefix("import ").split(", ")) <= installed
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Wheel and sdist of a copy, so that nothing is written into the checkout; hatchling builds without network."""
