@@ -102,12 +102,14 @@ def limits(seconds):
             print(f"\nlimit {shape} float32, {str(form).partition('.')[2]}")
             rows = {}
             for name, run in contenders.items():
-                over = {b: ratios(times, name, b)["processor"]["median"] for b in ("BatchNorm2d", "five products")}
+                bases = ("BatchNorm2d", "five products", "DecorrelatedBatchNorm2d")
+                over = {base: ratios(times, name, base)["processor"]["median"] for base in bases}
                 ms = quartiles(times[name]["processor"])
                 rows[name] = {
                     **{f"{key}_ms": ms[key] for key in ("median", "low", "high")},
                     "relative_time": over["BatchNorm2d"],
                     "relative_to_products": over["five products"],
+                    "relative_to_layer": over["DecorrelatedBatchNorm2d"],
                     "peak_bytes": peak_memory(run),
                 }
                 print(

@@ -11,7 +11,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 import orthocond as oc
 
-ROOT_SHAPES = [(1, 64, 64), (32, 64, 64), (32, 256, 256)]
+ROOT_SHAPES = [(64, 64), (1, 64, 64), (32, 64, 64), (32, 256, 256)]
 BASE = 'Eigh(precision="input")'
 POLAR_SHAPES = [(64, 27), (64, 576), (512, 4608), (30, 16384), (6, 131072)]
 

@@ -112,6 +112,88 @@ def start():
     return table(["", "s, median", "s, least"], rows) + f"\n\nLoad of the machine: {data['environment']['load']}."
 
 
+FACTORS = {"64 x 27": 1, "64 x 576": 3, "512 x 4608": 5, "30 x 16384": 8, "6 x 131072": 15}
+"""How many times as fast as a thin SVD `polar` is to be, by shape."""
+
+
+def bounds():
+    """What was asked for, what was measured, and whether it is met: `(what, asked, measured, met, command)`."""
+    rows = [*polar_bounds(), *root_bounds(), *step_bounds(), *layer_bounds(), *start_bounds(), *process_bounds()]
+    cells = [[what, asked, found, "yes" if met else "**no**", f"`{name}.py`"] for what, asked, found, met, name in rows]
+    return table(["what", "asked for", "measured", "met", "command: `python benchmarks/`"], cells)
+
+
+def cases(name, start):
+    """The tables of a benchmark whose title begins so, by the rest of the title."""
+    found = (load(name) or {"results": []})["results"]
+    return {case["title"].removeprefix(start): case["contenders"] for case in found if case["title"].startswith(start)}
+
+
+def polar_bounds():
+    name, errors = "matrix_functions", []
+    for title, rows in cases(name, "polar of ").items():
+        shape, _, kind = title.partition(" float32, ")
+        found = rows['polar(method="gram")']
+        errors.append(found["relative_error"])
+        if kind == "independent normal entries":
+            factor = round(1 / found["relative_time"], 2)
+            what = f"`polar` at {shape}: times as fast as a float32 thin SVD"
+            yield what, f"at least {FACTORS[shape]}", f"{factor:.2g}", factor >= FACTORS[shape], name
+    what = "`polar`, all shapes, also at condition number 1e3: largest error against float64"
+    yield what, "below 1e-5", f"{max(errors):.0e}", max(errors) < 1e-5, name
+
+
+def root_bounds():
+    name = "matrix_functions"
+    for title, rows in cases(name, "inv_sqrtm of ").items():
+        if title.startswith(("(64,", "(1,")) and "Eigh()" in rows:
+            ratio = round(rows["Eigh()"]["relative_time"], 2)
+            what = f"`inv_sqrtm` of {title}, relative to autograd through eigh"
+            yield what, "at most 1", f"{ratio:.2f}", ratio <= 1, name
+
+
+def step_bounds():
+    for rows in cases("steps", "one step of all of ResNet-18").values():
+        seconds = round(rows["NOG"]["median_ms"] / 1e3, 2)
+        yield (
+            "a step of NOG for all matrices of ResNet-18",
+            "at most 0.25 s",
+            f"{seconds:.2f} s",
+            seconds <= 0.25,
+            "steps",
+        )
+
+
+def layer_bounds():
+    memory = []
+    for title, rows in cases("layers", "limit ").items():
+        what = "whitening " + title.partition(", forward")[0].replace(" float32", "").replace("_format", "")
+        layer, compiled = rows["DecorrelatedBatchNorm2d"], rows["DecorrelatedBatchNorm2d, compiled"]
+        ratio = round(layer["relative_to_products"], 2)
+        yield f"{what}: relative to its five products", "at most 1.4", f"{ratio:.2f}", ratio <= 1.4, "layers"
+        ratio = round(compiled["relative_to_layer"], 2)
+        yield f"{what}: compiled relative to eager", "at most 1", f"{ratio:.2f}", ratio <= 1, "layers"
+        memory.append(round(layer["peak_bytes"] / rows["BatchNorm2d"]["peak_bytes"], 2))
+    what = "whitening, all of these: memory relative to batch normalization"
+    yield what, "at most 1.2", f"at most {max(memory):.2f}", max(memory) <= 1.2, "layers"
+
+
+def start_bounds():
+    found = load("start")["results"]
+    above = round(found["import torch, orthocond"]["median"] - found["import torch"]["median"], 2)
+    yield "`import orthocond`, above `import torch`", "at most 0.15 s", f"{max(above, 0):.2f} s", above <= 0.15, "start"
+    for command in ("orthocond --help", "orthocond list"):
+        seconds = round(found[command]["median"], 2)
+        yield f"`{command}`", "below 0.4 s", f"{seconds:.2f} s", seconds < 0.4, "start"
+
+
+def process_bounds():
+    for case in (load("processes") or {"results": []})["results"]:
+        gain = round(case["gain"], 2)
+        what = f"two processes on two cores, {case['preset']}: times as fast as one"
+        yield what, "at least 1.7", f"{gain:.2f}", gain >= 1.7, "processes"
+
+
 def section(name):
     """The tables of one file of results; it says so where they are of another version than the page."""
     data = load(name)
@@ -135,7 +217,7 @@ if __name__ == "__main__":
     text = (HERE / "speed.template.md").read_text().replace("{{machine}}", machine())
     for name in ("matrix_functions", "layers", "steps", "weights", "training_step", "inference"):
         text = text.replace(f"{{{{{name}}}}}", section(name))
-    for name, show in {"growth": growth, "processes": processes, "start": start}.items():
+    for name, show in {"bounds": bounds, "growth": growth, "processes": processes, "start": start}.items():
         text = text.replace(f"{{{{{name}}}}}", show())
     Path(sys.argv[1]).write_text(text)
     print(f"written to {sys.argv[1]}")

@@ -2,7 +2,7 @@
 
 One optimizer step (SGD with momentum and weight decay) with and without treatments: of one 64 x 27 stem, and of all
 convolutions and the classifier of a ResNet-18 for small images. Beside it the same gradients made orthogonal by others
-(those of pytorch-optimizer if it is installed).
+(those of pytorch-optimizer if it is installed). GeoTorch makes no given matrix orthogonal: see weights.py.
 """
 
 import torch
@@ -10,6 +10,7 @@ from common import arguments, report, save
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from orthocond.matrix import polar
+from orthocond.matrix.even_root import even_inverse_root, symmetric_product
 from orthocond.steps import NearestOrthogonal, OptimalLR, Stiefel, treat
 
 VARIANTS = {
@@ -31,10 +32,21 @@ def resnet18():
     return [*shapes, (100, 512)]
 
 
-def stepper(shapes, settings):
+ILL = "NOG, gradients of condition number 1e3"
+
+
+def conditioned(g):
+    """The gradient with singular values from 1 to 1e-3, evenly spaced in their logarithm."""
+    u, s, v = torch.linalg.svd(g.flatten(1), full_matrices=False)
+    return (u * torch.logspace(0, -3, len(s)) @ v).reshape(g.shape)
+
+
+def stepper(shapes, settings, ill=False):
     """A function that makes one step from the same gradients, as NOG of an orthogonal gradient would be quicker."""
     weights = [torch.nn.Parameter(torch.randn(s) / s[0] ** 0.5) for s in shapes]
     gradients = [torch.randn_like(w) for w in weights]
+    if ill:
+        gradients = [conditioned(g) for g in gradients]
     optimizer = torch.optim.SGD(weights, lr=1e-3, momentum=0.9, weight_decay=5e-4)
     if settings is not None:
         treat(weights, optimizer, spectrum_every=0, **settings)
@@ -51,14 +63,23 @@ def rivals(shapes):
     """The same gradients made orthogonal by others, and what no method of a Gram matrix can do without."""
     gradients = [torch.randn(s).flatten(1) for s in shapes]
     grams = [g @ g.mT if len(g) <= len(g.mT) else g.mT @ g for g in gradients]
+    results = [torch.empty_like(g) for g in gradients]
 
     def all_of(function):
         return lambda: [function(g) for g in gradients]
 
     found = {
         "polar, one by one": all_of(polar),
-        "products of polar alone": all_of(lambda g: (g @ g.mT) @ g if len(g) <= len(g.mT) else g @ (g.mT @ g)),
-        "eigendecompositions of polar alone": lambda: [torch.linalg.eigh(a) for a in grams],
+        "Gram matrices alone": all_of(lambda g: g @ g.mT if len(g) <= len(g.mT) else g.mT @ g),
+        "Gram matrices alone, one half": all_of(
+            lambda g: symmetric_product(*((g, g.mT)[:: -1 if len(g) > len(g.mT) else 1]))
+        ),
+        "products with the root alone": lambda: [
+            torch.mm(a, g, out=y) if len(a) == len(g) else torch.mm(g, a, out=y)
+            for a, g, y in zip(grams, gradients, results, strict=True)
+        ],
+        "eigendecompositions alone": lambda: [torch.linalg.eigh(a) for a in grams],
+        "roots by a polynomial where it does": lambda: [even_inverse_root(a) for a in grams],
         "thin SVD": all_of(lambda g: torch.linalg.svd(g, full_matrices=False)),
         "iteration of torch.optim.Muon, bfloat16": all_of(
             lambda g: _zeropower_via_newtonschulz(g, (3.4445, -4.775, 2.0315), 5, 1e-7)
@@ -76,7 +97,8 @@ def rivals(shapes):
 
 def case(title, shapes, seconds):
     entries = sum(torch.Size(s).numel() for s in shapes)
-    contenders = {name: stepper(shapes, settings) for name, settings in VARIANTS.items()} | rivals(shapes)
+    contenders = {name: stepper(shapes, settings) for name, settings in VARIANTS.items()}
+    contenders |= {ILL: stepper(shapes, VARIANTS["NOG"], ill=True)} | rivals(shapes)
     return report(f"one step of {title}: {len(shapes)} weights, {entries:,} entries", contenders, seconds, "plain")
 
 
