@@ -218,6 +218,22 @@ def test_compiled_layer_takes_its_moments_as_the_eager_one(monkeypatch):
     torch.testing.assert_close(layers[0].running_covariance, layers[1].running_covariance, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler itself
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_gradient_overwrites_nothing_of_others(form, backend):
+    """It is added up in place, but neither in the gradient that came in nor in that of another use of the features."""
+    x, g = (features(8, 6, 5, 5).contiguous(memory_format=form) for _ in range(2))
+    layer = DecorrelatedBatchNorm2d(6, groups=2, affine=False)
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend=backend)):
+        z, given = x.clone().requires_grad_(), g.clone()
+        (function(z * 2) + z).backward(given)
+        assert torch.equal(given, g)
+        results.append(z.grad)
+    torch.testing.assert_close(*results)
+
+
 def test_statistics_of_fewer_groups_can_be_loaded():
     source = DecorrelatedBatchNorm1d(12, groups=2)
     source(torch.randn(30, 12))

@@ -105,6 +105,12 @@ def _(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[1], dtype=torch.float64), x.new_empty(groups, size, size, dtype=torch.float64)
 
 
+@torch.library.custom_op("orthocond::add_affine_", mutates_args=("total",))
+def _opaque_add_affine(total: Tensor, x: Tensor, matrix: Tensor, offset: Tensor) -> None:
+    """`add_affine_` as one node of a compiled graph, which would make a third tensor of the size of the features."""
+    add_affine_(total, x, matrix, offset)
+
+
 def _may_use_float32(x: Tensor) -> bool:
     batch, _, positions = x.shape
     large = batch * positions >= _LEAST_SAMPLES and (positions == 1 or positions >= _BLOCK // 4)
@@ -205,6 +211,10 @@ class _Moments(Function):
         matrix = (grad_covariance + grad_covariance.mT) / count
         offset = grad_mean / count - (matrix @ mean.reshape(len(matrix), -1, 1)).reshape(-1)
         matrix, offset = matrix.to(x.dtype), offset.to(x.dtype)
+        if x.is_cpu and torch.compiler.is_dynamo_compiling():
+            total = grad.contiguous()
+            _opaque_add_affine(total, x, matrix, offset)
+            return total, None
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return grad + affine(x, matrix, offset), None
         # Nobody else sees the gradient that comes from the one use of the features returned above.
