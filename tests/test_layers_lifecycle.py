@@ -223,7 +223,7 @@ def test_compiled_layer_takes_its_moments_as_the_eager_one(monkeypatch):
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_gradient_overwrites_nothing_of_others(form, backend):
     """It is added up in place, but neither in the gradient that came in nor in that of another use of the features."""
-    x, g = (features(8, 6, 5, 5).contiguous(memory_format=form) for _ in range(2))
+    x, g = (torch.randn(8, 6, 5, 5).contiguous(memory_format=form) for _ in range(2))
     layer = DecorrelatedBatchNorm2d(6, groups=2, affine=False)
     results = []
     for function in (layer, torch.compile(layer, fullgraph=True, backend=backend)):
