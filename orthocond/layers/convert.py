@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from orthocond._checks import check_count
+from orthocond._layers import CONVOLUTIONS
 from orthocond.layers.batchnorm import (
     DecorrelatedBatchNorm1d,
     DecorrelatedBatchNorm2d,
@@ -91,12 +92,20 @@ def convert_batchnorm(
 
 def _let_follow(module: nn.Module, new: set[_DecorrelatedBatchNorm]) -> None:
     """Let layers follow the weight of the layer before, where an ``nn.Sequential`` says which one that is."""
-    chains = [list(part) for part in module.modules() if isinstance(part, nn.Sequential)]
+    chains = [list(part) for part in module.modules() if getattr(type(part), "forward", None) is nn.Sequential.forward]
     for before, layer in itertools.chain.from_iterable(map(itertools.pairwise, chains)):
         if layer not in new or layer.running_covariance is None:
             continue
-        if obstacle(before, layer.num_features, layer.groups) is None:
+        if _is_plain(before) and obstacle(before, layer.num_features, layer.groups) is None:
             layer.follow(before)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer computes what its base class of torch does: others may change the weight before they use it."""
+    return any(
+        all(getattr(type(layer), name, None) is getattr(base, name, None) for name in ("forward", "_conv_forward"))
+        for base in (nn.Linear, *CONVOLUTIONS)
+    )
 
 
 def _choose(layers: Mapping[str, nn.Module], names: Names | None) -> list[str]:

@@ -18,7 +18,7 @@ from orthocond._checks import (
 )
 from orthocond._distributed import several_processes
 from orthocond.layers.base import SVDLayer, affine, as_leaf, check_features, flatten
-from orthocond.layers.following import RunningStatistics, moved, obstacle, weight_of
+from orthocond.layers.following import RunningStatistics, check_origin, moved, obstacle, weight_of
 from orthocond.layers.statistics import Moments, moments
 from orthocond.layers.whitening import (
     are_finite,
@@ -121,6 +121,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
             value = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype)) if wanted else None
             self.register_parameter(parameter, value)
         self._followed: tuple[nn.Module, ...] = ()  # a tuple, so that it is no part of this layer
+        self._doubted = False  # whether no batch has shown yet that the followed layer made it
         self._derived: _Derived | None = None
         self._warned = False
         self._register_statistics(device, at_least_float32(dtype or torch.get_default_dtype()))
@@ -174,17 +175,19 @@ class _DecorrelatedBatchNorm(SVDLayer):
         r"""Let the running statistics go along with the weight of the layer whose output this layer normalizes.
 
         Running statistics belong to weights of some steps ago, and whitening multiplies the difference. Where the
-        weight :math:`W` has at least as many rows as columns, the features tell their inputs, and statistics of one
-        weight are those of another one by :math:`A = W' W^+`: mean :math:`A \mu`, covariance :math:`A P A^T`. So
-        training takes them along from step to step, and evaluation to the weight as it is then, be it the last one, an
-        average, or parametrized. What still lags is the input itself, as in plain batch normalization. The weight of
-        the statistics is kept in the buffer ``running_weight``.
+        weight :math:`W` has full column rank, the features tell their inputs, and statistics of one weight are those of
+        another one by :math:`A = W' W^+`: mean :math:`A (\mu - b) + b'`, covariance :math:`A P A^T`. So training takes
+        them along from step to step, and evaluation to the weight as it is then, be it the last one, an average, or
+        parametrized. What still lags is the input itself, as in plain batch normalization. The weight of the
+        statistics, with the bias as last column, is kept in the buffer ``running_weight``.
 
         `convert_batchnorm` calls it for layers right after a convolution or linear layer in an ``nn.Sequential``.
 
         Args:
-            layer: The convolution or linear layer before this one; nothing but it may come between input and
-                normalization. None ends it.
+            layer: The convolution or linear layer whose output is normalized, as it is; None ends it. It is the object
+                that is followed: call ``follow`` anew if another one takes its place, or for a copy of this layer
+                without it. A weight with as many rows as columns could have made any features, so nothing tells a
+                layer that is not the right one.
 
         Returns:
             This layer.
@@ -193,6 +196,9 @@ class _DecorrelatedBatchNorm(SVDLayer):
             TypeError: If ``layer`` is no module.
             ValueError: If the statistics cannot go along: the layer has more inputs (kernel size included) than
                 outputs in a group, or is of another kind, or this layer keeps no running covariance.
+
+        Warns:
+            UserWarning: At the first batch in training, if the weight cannot have made a tenth of its variance.
 
         Example:
             >>> conv = torch.nn.Conv2d(3, 64, 3)
@@ -204,6 +210,8 @@ class _DecorrelatedBatchNorm(SVDLayer):
         name = f"{type(self).__name__}.follow"
         if layer is None:
             self._followed, self.running_weight, self.center = (), None, None
+            if not self.training:
+                self._refresh()
             return self
         if not isinstance(layer, nn.Module):
             raise TypeError(f"{name} needs the layer before this one, a torch.nn.Module; got {type(layer).__name__}.")
@@ -215,8 +223,11 @@ class _DecorrelatedBatchNorm(SVDLayer):
                 f"{name} needs a convolution or linear layer with at most as many inputs as outputs, so that the "
                 f"statistics can go along; {reason}. Use orthocond.update_statistics(model, loader) before evaluation."
             )
-        self._followed = (layer,)
-        self.running_weight = torch.zeros_like(weight_of(layer, self.groups), dtype=self.running_covariance.dtype)
+        weight = weight_of(layer, self.groups)
+        if layer is self.follows and self.running_weight is not None and weight.shape == self.running_weight.shape:
+            return self
+        self._followed, self._doubted = (layer,), True
+        self.running_weight = torch.zeros_like(weight, dtype=self.running_covariance.dtype)
         self.center = self.running_mean.clone()
         return self
 
@@ -304,6 +315,8 @@ class _DecorrelatedBatchNorm(SVDLayer):
         if self.running_mean is None or self.num_batches_tracked is None or self.skipped_batches is None:
             return
         self._go_along()
+        if self._doubted and self.follows is not None:
+            self._doubted = not check_origin(found.covariance, self.follows, type(self).__name__)
         pairs = [(self.running_mean, found.mean)]
         if self.running_covariance is not None:
             unbiased = found.samples / (found.samples - 1)
@@ -334,9 +347,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         then = self.running_weight
         if then is None or self.follows is None:
             return kept, then
-        now = weight_of(self.follows, self.groups).to(then)
-        now = torch.where(are_finite(now), now, then)
-        return moved(kept, then, now), now
+        return moved(kept, then, self.follows)
 
     def _go_along(self) -> None:
         """Bring the running statistics to the weight that they follow."""
@@ -463,7 +474,8 @@ class _DecorrelatedBatchNorm(SVDLayer):
         weight = state.pop(prefix + "running_weight", None)
         if covariance is not None and self.running_weight is not None:
             # Nor does it say which weight its statistics are of.
-            state[prefix + "running_weight"] = torch.zeros_like(self.running_weight) if weight is None else weight
+            weight = covariance.new_zeros(self.running_weight.shape) if weight is None else weight
+            state[prefix + "running_weight"] = weight
         return state
 
     def extra_repr(self) -> str:
