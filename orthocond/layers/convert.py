@@ -92,7 +92,8 @@ def convert_batchnorm(
 
 def _let_follow(module: nn.Module, new: set[_DecorrelatedBatchNorm]) -> None:
     """Let layers follow the weight of the layer before, where an ``nn.Sequential`` says which one that is."""
-    chains = [list(part) for part in module.modules() if getattr(type(part), "forward", None) is nn.Sequential.forward]
+    parts = (part for part in module.modules() if isinstance(part, nn.Sequential))
+    chains = [list(part) for part in parts if type(part).forward is nn.Sequential.forward]
     for before, layer in itertools.chain.from_iterable(map(itertools.pairwise, chains)):
         if layer not in new or layer.running_covariance is None:
             continue
