@@ -333,7 +333,7 @@ def test_samples_and_traversals_are_of_checkpoints_and_stay_without_them(tmp_pat
         assert 3 < image.width / image.height < 6
         assert len(image.convert("RGB").getcolors(1_000_000)) > 100
     pictures = _figures(path.parent, ["samples", "traversals", "differences"])
-    assert [p.caption for p in pictures] == ["samples", "traversals"]  # of the report
+    assert [p.caption for p in pictures] == ["Samples", "Traversals"]  # of the report
     before = path.read_bytes()
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     text = (_make(tmp_path, "tiny", seeds=1) / "table.md").read_text()
