@@ -127,7 +127,7 @@ def _stage(console: Console, text: str) -> Iterator[None]:
 
 def _config(method: str, short: bool) -> Classification:
     config = PRESETS["dbn-sprites-small"]["laptop"]
-    return change(config, {"method.name": method} | (_SHORT if short else {}))
+    return change(config, {"method.name": method, "model.follow": True} | (_SHORT if short else {}))
 
 
 def _epoch_steps(config: Classification) -> int:
