@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.forward_ad import unpack_dual
 
 from orthocond._checks import (
@@ -99,11 +99,11 @@ class Eigh(Solver):
         """Eigenvalues and eigenvectors in the working precision, and whether it is known that none is left out."""
         ridge = 0.0 if left_out else eps  # the tolerance applies without the ridge
         if self.precision == "auto" and a.dtype != torch.float64 and not torch.compiler.is_compiling():
-            values, vectors = decompose.eigh(a.float())
+            values, vectors = decompose.eigh(a if a.dtype == torch.float32 else a.float())
             if all_above(values, ridge, max(left_out, 1 / _FLOAT32_CONDITION)):
                 return values, vectors, True
         work = at_least_float32(a.dtype) if self.precision == "input" else torch.float64
-        values, vectors = decompose.eigh(a.to(work))
+        values, vectors = decompose.eigh(a if a.dtype == work else a.to(work))
         counts_zero = eps > 0 and self.rank_tol is None
         if counts_zero and all_above(values, 0.0, rounding):
             return values, vectors, True
@@ -232,7 +232,7 @@ def apply_root(a: Tensor, values: Tensor, root: Tensor, u: Tensor, inverse: bool
     """
     if torch.compiler.is_compiling():  # torch.compile cannot trace a Function with a jvp
         return _RootReverse.apply(a, values, root, u, inverse, complete)
-    if in_transform() or unpack_dual(a).tangent is not None:
+    if in_transform() or _has_tangent(a):
         return _Root.apply(a, values, root, u, inverse, complete)
     if not a.requires_grad or not torch.is_grad_enabled():
         return _Root.forward(a, values, root, u, inverse, complete)
@@ -254,7 +254,12 @@ def _is_recorded(*tensors: Tensor) -> bool:
     """Whether someone may ask for a derivative: not in a plain backward pass, an optimizer's step or for constants."""
     if torch.is_grad_enabled() and (in_transform() or any(t.requires_grad for t in tensors)):
         return True
-    return any(unpack_dual(t).tangent is not None for t in tensors)
+    return _has_tangent(*tensors)
+
+
+def _has_tangent(*tensors: Tensor) -> bool:
+    """Whether one of them carries a derivative of forward mode, which begins by entering a level."""
+    return forward_ad._current_level >= 0 and any(unpack_dual(t).tangent is not None for t in tensors)
 
 
 class _KeepsInputs(Function):
