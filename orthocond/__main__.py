@@ -1,7 +1,6 @@
 """``python -m orthocond`` is the command `orthocond`."""
 
-import sys
-
+from orthocond._ending import leave
 from orthocond.cli import main
 
-sys.exit(main())
+leave(main())

@@ -361,7 +361,7 @@ def test_advice_in_other_cases():
     assert "frozen" in texts(frozen(), "3")
     few = chain(nn.Linear(20, 8), DecorrelatedBatchNorm1d(8))
     text = texts(few, "0", torch.randn(5, 20))
-    assert text.startswith("Rank 4 of 8 by construction: 5 samples. Groups of channels can have full rank:")
+    assert text.startswith("Rank 4 of 8 by construction: 5 samples. Groups of channels can have full rank;")
     assert "model[1] = oc.DecorrelatedBatchNorm1d(8, groups=2)" in text
     few[1] = DecorrelatedBatchNorm1d(8, groups=4)
     assert "construction" not in texts(few, "0", torch.randn(5, 20))

@@ -62,6 +62,8 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+# What torch's threads say, rarely and on busy machines, when they abort a process that has done its work.
+_ABORTED = "terminate called without an active exception"
 COMMANDS = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FILES = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TUTORIALS = [page for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")) if COMMANDS.search(page.read_text())]
@@ -86,6 +88,8 @@ def test_commands_of_tutorials_run(page, tmp_path, monkeypatch, capfd, without_v
         else:
             module = {"torchrun": "torch.distributed.run"}[program]
             code = subprocess.run([sys.executable, "-m", module, *words], check=False).returncode
+            if code and _ABORTED in capfd.readouterr().err:
+                code = subprocess.run([sys.executable, "-m", module, *words], check=False).returncode
         assert code == 0, f"{command}\n{capfd.readouterr().err[-3000:]}"
     assert all(Path(name).exists() for name in re.findall(r"`((?:results/[\w/-]+|discs)\.\w+)`", text))
     sums = re.findall(r"sum of the weights (\S+)", capfd.readouterr().out)

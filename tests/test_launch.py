@@ -133,6 +133,18 @@ def test_processes_of_torchrun_train_together_and_the_first_evaluates(tmp_path):
     assert [state.step for state in Follower(run.path).read() if not state.stage][-1] == run.status.step
 
 
+@pytest.mark.parametrize(("processes", "cleared"), [("1", True), ("2", False)])
+def test_one_of_several_processes_leaves_without_clearing_up(processes, cleared):
+    """What aborts at exit comes too late there; output and exit code are kept."""
+    script = (
+        "import atexit; atexit.register(print, 'cleared'); print('done'); from orthocond._ending import leave; leave(3)"
+    )
+    environment = os.environ | {"WORLD_SIZE": processes}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 3
+    assert found.stdout.split() == ["done", "cleared"][: 1 + cleared]
+
+
 def test_a_process_that_is_killed_is_told(tmp_path):
     config = tiny("svd", schedule=replace(TINY.schedule, epochs=1000))
     executor = Local(1)

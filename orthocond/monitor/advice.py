@@ -130,8 +130,10 @@ def _of_rank(row: LayerDiagnosis, module: nn.Module, fed: Sequence[FedLayer]) ->
         text = f"Rank {row.rank} of {row.size}, where {min(bound, row.size)} is possible: channels combine others."
     groups = _groups(row.size, row.rank)
     for _, svd, path in fed:
-        if isinstance(svd, _WHITENINGS) and svd.num_features == row.size and groups > svd.groups:
-            yield Advice(f"{text} Groups of channels can have full rank:", _regrouped(svd, path, groups))
+        fits = isinstance(svd, _WHITENINGS) and svd.num_features == row.size and groups > svd.groups
+        if fits and svd.follows is None:  # groups would have fewer channels than inputs, and could not follow
+            text += " Groups of channels can have full rank; an optimizer is made after such a change:"
+            yield Advice(text, _regrouped(svd, path, groups))
             return
     yield Advice(text)
 
@@ -158,7 +160,10 @@ def _regrouped(layer: Any, path: str, groups: int) -> str:
     untrained = layer.num_batches_tracked is not None and int(layer.num_batches_tracked) == 0
     if untrained or layer.average != "covariance":
         return f"{path} = {made}"
-    return f"regrouped = {made}\nregrouped.load_state_dict({path}.state_dict())\n{path} = regrouped"
+    lines = [f"regrouped = {made}", f"regrouped.load_state_dict({path}.state_dict())"]
+    if layer.affine:  # an optimizer owns them
+        lines.append(f"regrouped.weight, regrouped.bias = {path}.weight, {path}.bias")
+    return "\n".join([*lines, f"{path} = regrouped"])
 
 
 def _bound(row: LayerDiagnosis, module: nn.Module) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 import sys
 
+from orthocond._ending import leave
 from orthocond.lab.launch.worker import main
 
-sys.exit(main(sys.argv[1:]))
+leave(main(sys.argv[1:]))
