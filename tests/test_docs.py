@@ -92,5 +92,5 @@ def test_commands_of_tutorials_run(page, tmp_path, monkeypatch, capfd, without_v
                 code = subprocess.run([sys.executable, "-m", module, *words], check=False).returncode
         assert code == 0, f"{command}\n{capfd.readouterr().err[-3000:]}"
     assert all(Path(name).exists() for name in re.findall(r"`((?:results/[\w/-]+|discs)\.\w+)`", text))
-    sums = re.findall(r"sum of the weights (\S+)", capfd.readouterr().out)
+    sums = re.findall(r"sum of the weights (-?\d+\.\d{6})", capfd.readouterr().out)
     assert len(set(sums)) == (page.stem == "several-gpus")
