@@ -26,6 +26,7 @@ _FACTS = (
     *("weight_condition", "gradient_condition", "eta", "olr_occurrence"),
 )
 _WARMUP_START = 0.2  # of the learning rate
+_LAYOUT = torch.channels_last  # of images: small convolutions are a third faster on CPUs
 
 
 class ClassificationTask(Task[Classification]):
@@ -50,10 +51,8 @@ class ClassificationTask(Task[Classification]):
         self.network = prepare(config, pair)
         self.module = self.network.module
         if accelerator.num_processes > 1:
-            synchronize(self.module)
-            self.layout = torch.contiguous_format
+            synchronize(self.module)  # DDP wants gradients laid out as its buckets, so weights stay contiguous
         else:
-            self.layout = torch.channels_last  # a third faster on CPUs; DDP wants gradients laid out as its buckets
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         pre_svd = self.network.pre_svd
         self.layers = [] if pre_svd is None else [self.module.get_submodule(pre_svd)]
@@ -121,7 +120,7 @@ class ClassificationTask(Task[Classification]):
         """One step of SGD."""
         images, labels = self.next_batch(self.train_batches, step)
         device = self.accelerator.device
-        images = images.to(device, memory_format=self.layout, non_blocking=True)
+        images = images.to(device, memory_format=_LAYOUT, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         self.mark("data")
         self.model.train()
@@ -163,7 +162,7 @@ class ClassificationTask(Task[Classification]):
         self.loss_sum += numbers["loss"]
         if count < self.epoch_steps and step < self.steps:
             return None
-        score = evaluation.score(self.model, self.held_out_batches, self.accelerator, self.layout)
+        score = evaluation.score(self.model, self.held_out_batches, self.accelerator, _LAYOUT)
         self.error = score.error
         self.best = min(self.best, score.error)
         train_loss, self.loss_sum = self.loss_sum / count, 0.0
