@@ -17,6 +17,11 @@ def test_readme_snippet(snippet, capsys):
     assert "27 of 64" in capsys.readouterr().out
 
 
+def test_results_are_those_of_the_kept_tables():
+    script = runpy.run_path(str(ROOT / "docs" / "results_block.py"))
+    assert (ROOT / "README.md").read_text() == script["page"](), "python docs/results_block.py writes it anew"
+
+
 def test_example_gradient_at_ties(tmp_path, monkeypatch, capsys):
     figure = tmp_path / "figure.png"
     monkeypatch.setattr(sys, "argv", ["gradient_at_ties.py", str(figure)])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from orthocond.lab.classification.config import Method
 from orthocond.lab.config import change
 from orthocond.lab.experiments import preset
 from orthocond.lab.tables import statistics
-from orthocond.lab.tables.comparison import FigurePlan, Measure
+from orthocond.lab.tables.comparison import FigurePlan, LateLogarithm, Measure
 from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term, _verdict, command, cpu_seconds
 from orthocond.lab.tables.records import Record, keep, read_kept
 from orthocond.lab.tables.table import Material
@@ -59,6 +60,16 @@ def _write(table, folder, errors, seeds=10, **material):
                 records[config] = _record(config, error)
     table.write(folder, Material("laptop", seeds, records, **material))
     return json.loads((folder / "table.json").read_text())
+
+
+# Measures
+
+
+@pytest.mark.parametrize(("values", "expected"), [([7] * 9 + [10, 1e5, 1e3], 3.0), ([7, math.inf], None), ([], None)])
+def test_a_late_logarithm_is_that_of_the_median_of_the_last_quarter(values, expected):
+    lines = [{"step": step, "condition": value} for step, value in enumerate(values)]
+    record = Record("run", preset("dbn-cifar10-convnet"), [*lines, {"step": 12, "finished": True}])
+    assert LateLogarithm("range", "log10 κ", "condition").of(record) == expected
 
 
 # Statistics

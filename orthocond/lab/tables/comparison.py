@@ -82,6 +82,16 @@ class Fact:
 
 
 @dataclass(frozen=True)
+class LateLogarithm(Measure):
+    """The decimal logarithm of a metric late in training, as `Fact` reads it: for what is compared by ratios."""
+
+    def of(self, record: Record) -> float | None:
+        """See `Measure.of`; None also where the metric is not a positive number, as the condition of a zero matrix."""
+        value = Fact(self.key, self.title).of(record)
+        return math.log10(value) if value is not None and 0 < value < math.inf else None
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One network on one data set.
 

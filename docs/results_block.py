@@ -1,0 +1,79 @@
+"""What did and did not reproduce, from the kept tables: `python docs/results_block.py` writes it into the README."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "README.md"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+# Tables, what their measures are called, and contrasts with the claims that they settle.
+_SHOWN = (
+    (
+        "cifar10-conditioning",
+        "κ on the range",
+        {
+            "NOG − SVD": "NOG improves the conditioning",
+            "NOG + OW − SVD": "NOG + OW does",
+            "OLR − SVD": "OLR does",
+            "OLR − steps shortened at random": "… more than steps that are as short, at random",
+        },
+    ),
+    (
+        "cifar10-claims",
+        "error, points",
+        {
+            "NOG − SVD": "NOG lowers the error",
+            "NOG + OW − SVD": "NOG + OW does",
+            "NOG + OW + OLR − SVD": "NOG + OW + OLR does",
+            "OLR − steps shortened at random": "OLR does, more than steps that are as short, at random",
+            "SVD − BN": "the SVD layer beats BN (implied)",
+            "SVD − BN with more steps": "… in equal time",
+            "BN + WI − SVD": "beyond it: BN with `whitening_init_` is as good",
+        },
+    ),
+    (
+        "gan-claims",
+        "DCI of sprites, points",
+        {
+            "axes of NOG + OLR (exact η) − axes of no treatment": "NOG + OLR disentangle the latents of a GAN",
+            "joint of no treatment − axes of no treatment": "beyond it: joint directions do, after training",
+            "joint of no treatment − axes of OroJaR": "… better than the rival OroJaR does in training",
+        },
+    ),
+)
+
+
+def block() -> str:
+    """The table in Markdown: a row for each claim."""
+    lines = ["| claim of the paper | measured | difference [95 %] | seeds | verdict |", "|---|---|---|---|---|"]
+    for name, measured, claims in _SHOWN:
+        content = json.loads((ROOT / "results" / name / "table.json").read_text())
+        rows = {row["contrast"]: row for row in reversed(content["contrasts"])}  # of two scales the first
+        lines += [f"| {claim} | {measured} | {_cells(rows[contrast])} |" for contrast, claim in claims.items()]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> str:
+    cell = row["measures"][row["measure"]]
+    seeds = f"{len(cell['seeds'])} of {row['planned']}"
+    return f"{_interval(cell['difference'], ratio=row['measure'] == 'range')} | {seeds} | {row['verdict']}"
+
+
+def _interval(found: dict[str, Any] | None, *, ratio: bool) -> str:
+    """Differences of logarithms are shown as ratios."""
+    if found is None:
+        return "–"
+    ends = [found[end] for end in ("mean", "low", "high") if found[end] is not None]
+    mean, *rest = (f"{10**end:.2g}" if ratio else f"{end:+z.1f}".replace("-", "−") for end in ends)
+    return f"{'×' if ratio else ''}{mean}" + (f" [{', '.join(rest)}]" if rest else "")
+
+
+def page() -> str:
+    """The README with the table as it is now."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{block()}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
