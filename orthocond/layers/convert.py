@@ -3,10 +3,10 @@
 import collections
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from orthocond._checks import check_count
@@ -44,8 +44,9 @@ def convert_batchnorm(
 
     In evaluation the model computes the same as before, until training changes the statistics: the variances become a
     diagonal covariance. Weights and biases are the same objects, so an optimizer that owns them still does; one that is
-    None stays None. A layer that comes right after a convolution or linear layer in an ``nn.Sequential`` follows its
-    weight where it can (`DecorrelatedBatchNorm2d.follow`); elsewhere that is one line of yours.
+    None stays None. A layer that comes right after a convolution or linear layer follows its weight where it can
+    (`DecorrelatedBatchNorm2d.follow`). Which layer comes before is read from an ``nn.Sequential``, or by torch.fx from
+    the code of the model; where neither can tell, following is one line of yours.
 
     Layers of exactly the types ``nn.BatchNorm1d/2d/3d`` and ``nn.SyncBatchNorm`` are replaced. The latter, which does
     not say how many dimensions it expects, becomes a `DecorrelatedBatchNorm2d` that is synchronized over the same
@@ -91,14 +92,42 @@ def convert_batchnorm(
 
 
 def _let_follow(module: nn.Module, new: set[_DecorrelatedBatchNorm]) -> None:
-    """Let layers follow the weight of the layer before, where an ``nn.Sequential`` says which one that is."""
-    parts = (part for part in module.modules() if isinstance(part, nn.Sequential))
-    chains = [list(part) for part in parts if type(part).forward is nn.Sequential.forward]
-    for before, layer in itertools.chain.from_iterable(map(itertools.pairwise, chains)):
-        if layer not in new or layer.running_covariance is None:
+    """Let layers follow the weight of the layer before, where the model shows which one that is."""
+    sources: dict[nn.Module, set[nn.Module | None]] = {}
+    for layer, before in _traced(module) or _chained(module):
+        sources.setdefault(layer, set()).add(before)
+    for layer in new & sources.keys():
+        before, *others = sources[layer]
+        if others or before is None or not _is_plain(before) or layer.running_covariance is None:
             continue
-        if _is_plain(before) and obstacle(before, layer.num_features, layer.groups) is None:
+        if obstacle(before, layer.num_features, layer.groups) is None:
             layer.follow(before)
+
+
+def _chained(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Layers of each ``nn.Sequential``, with the one before."""
+    for part in module.modules():
+        if isinstance(part, nn.Sequential) and type(part).forward is nn.Sequential.forward:
+            yield from ((layer, before) for before, layer in itertools.pairwise(part))
+
+
+def _traced(module: nn.Module) -> list[tuple[nn.Module, nn.Module | None]]:
+    """Layers with the one whose output they get as it is, None for other inputs; empty where torch.fx cannot tell.
+
+    Models with hooks are not traced: hooks would be called with what torch.fx passes through.
+    """
+    layers = dict(module.named_modules())
+    if any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers.values()):
+        return []
+    try:
+        nodes = fx.Tracer().trace(module).nodes
+    except Exception:  # whatever the model does with values that torch.fx does not have
+        return []
+
+    def called(node: Any) -> nn.Module | None:
+        return layers[node.target] if isinstance(node, fx.Node) and node.op == "call_module" else None
+
+    return [(layer, called(node.args[0])) for node in nodes if node.args and (layer := called(node)) is not None]
 
 
 def _is_plain(layer: nn.Module) -> bool:

@@ -181,7 +181,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         parametrized. What still lags is the input itself, as in plain batch normalization. The weight of the
         statistics, with the bias as last column, is kept in the buffer ``running_weight``.
 
-        `convert_batchnorm` calls it for layers right after a convolution or linear layer in an ``nn.Sequential``.
+        `convert_batchnorm` calls it for layers right after a convolution or linear layer, where it sees that.
 
         Args:
             layer: The convolution or linear layer whose output is normalized, as it is; None ends it. It is the object
