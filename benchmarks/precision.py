@@ -139,7 +139,8 @@ What the tables show:
 * One case is not in the tables. Where a left-out eigenvalue is within a factor of 2 of a kept one, the gradient between
   their directions is capped. The whole gradient was off by 53 % in one test. This requires a tolerance in the middle of
   a cluster of eigenvalues.
-* Autograd through `torch.linalg.eigh` is accurate for separated eigenvalues, wrong by 30 to 70 % at near ties and NaN at ties.
+* Autograd through `torch.linalg.eigh` is accurate for separated eigenvalues, wrong by 30 to 70 % at near ties and NaN
+  at ties.
 * Every remedy in the literature keeps the gradient finite. At ties it sets the factor between equal eigenvalues to 0
   and loses that part, here a fifth of the gradient or more. At near ties the remedies are off by 10 to 90 %.
 * The Padé gradient equals the plain gradient except at ties: the [50/50] approximant of the rational function 1/(1 - x)
