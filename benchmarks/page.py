@@ -103,7 +103,7 @@ def processes():
         times = [f"{1e3 * found[clock]:.0f}" for clock in ("wall", "processor") for found in (one, two)]
         rows.append([case["preset"], *times, f"{case['gain']:.2f}", f"{case['bound']:.2f}", f"{case['load']:.0f}"])
     clocks = [f"{clock}, {count}" for clock in ("wall ms", "processor ms") for count in ("one", "two")]
-    return table(["preset", *clocks, "gain by the wall", "most by processor time", "load of the machine"], rows)
+    return table(["preset", *clocks, "gain, wall clock", "most by processor time", "load of the machine"], rows)
 
 
 def start():
@@ -138,7 +138,7 @@ def polar_bounds():
         if kind == "independent normal entries":
             factor = round(1 / found["relative_time"], 2)
             what = f"`polar` at {shape}: times as fast as a float32 thin SVD"
-            yield what, f"at least {FACTORS[shape]}", f"{factor:.2g}", factor >= FACTORS[shape], name
+            yield what, f"at least {FACTORS[shape]}", f"{factor:.3g}", factor >= FACTORS[shape], name
     what = "`polar`, all shapes, also at condition number 1e3: largest error against float64"
     yield what, "below 1e-5", f"{max(errors):.0e}", max(errors) < 1e-5, name
 

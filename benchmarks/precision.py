@@ -122,30 +122,32 @@ def tables(dtype, inverse):
 
 HEADER = f"""# Precision
 
-The tables have the relative error of value and gradient in the Frobenius norm, against mpmath in 60 digits. The
-matrices are {SIZE} x {SIZE}, with eigenvalues evenly spaced in the logarithm from 1 to κ. Bold is above 10 %. "Ties" is
-a diagonal matrix with eight pairs of exactly equal eigenvalues. "Near ties" is the same matrix rotated, which leaves
-them equal up to rounding. The oracle is the root of the matrix after rounding to that precision. A dash means that
-rounding to float32 alone made the matrix indefinite. `benchmarks/precision.py` writes this page.
+This page shows how accurate each solver is, so that you can choose one. The tables give the relative error of value and
+gradient in the Frobenius norm, measured against mpmath with 60 digits. The matrices are {SIZE} x {SIZE}, with
+eigenvalues evenly spaced in the logarithm from 1 to κ. Errors above 10 % are bold. "Ties" is a diagonal matrix with
+eight pairs of exactly equal eigenvalues. "Near ties" is the same matrix rotated, which leaves them equal up to
+rounding. The reference is the root of the matrix after rounding to that precision. A dash means that rounding to
+float32 alone made the matrix indefinite. `benchmarks/precision.py` writes this page.
 
-What to read from it:
+What the tables show:
 
-* `Eigh()` is right wherever float32 can hold the matrix, at ties too. In float32 it turns to float64 by itself where
-  the condition number is above 1e3; `precision="input"` shows what it would lose otherwise.
-* In float32, at κ = 1e7 and above, the smallest eigenvalues are as large as the rounding errors of the entries, and
-  without `eps` they are left out. `rank_tol=0.0` keeps them. An `eps` below that size replaces them,
-  so that the inverse root is `1/sqrt(eps)` there; a larger one is added to them.
-* Not in the tables: where a left-out eigenvalue is within a factor of 2 of a kept one, the gradient between their
-  directions is capped. The whole gradient was off by 53 % in one test. This needs a tolerance in the middle of a
-  cluster of eigenvalues.
-* Autograd through `torch.linalg.eigh` is right for separated eigenvalues, wrong by half at near ties and NaN at ties.
-* Every remedy of the literature keeps the gradient finite. At ties it sets the factor between equal eigenvalues to 0
+* `Eigh()` is accurate wherever float32 can represent the matrix, including at ties. In float32 it switches to float64
+  by itself where the condition number is above 1e3; `precision="input"` shows what it would lose otherwise.
+* In float32, at κ = 1e7 and above, the smallest eigenvalues are as small as the rounding errors of the entries, and
+  without `eps` they are left out. `rank_tol=0.0` keeps them. An `eps` below that size replaces them, so that the
+  inverse root is `1/sqrt(eps)` there; a larger one is added to them.
+* One case is not in the tables. Where a left-out eigenvalue is within a factor of 2 of a kept one, the gradient between
+  their directions is capped. The whole gradient was off by 53 % in one test. This requires a tolerance in the middle of
+  a cluster of eigenvalues.
+* Autograd through `torch.linalg.eigh` is accurate for separated eigenvalues, wrong by 30 to 70 % at near ties and NaN
+  at ties.
+* Every remedy in the literature keeps the gradient finite. At ties it sets the factor between equal eigenvalues to 0
   and loses that part, here a fifth of the gradient or more. At near ties the remedies are off by 10 to 90 %.
-* The Padé gradient is the plain one except at ties: the [50/50] approximant of the rational function 1/(1 - x) is that
-  function. At ties the authors' code divides by a rounding error. Both entries of a pair get the same sign, as in their
-  Taylor series. `ties="released"` does the same.
-* Five Newton-Schulz steps and the Padé and Taylor approximants are regularizers: from κ = 1e3 on the error of their
-  gradient is of the order of the gradient. Twenty Newton-Schulz steps solve up to κ = 1e5.
+* The Padé gradient equals the plain gradient except at ties: the [50/50] approximant of the rational function 1/(1 - x)
+  is that function. At ties the authors' code divides by a rounding error. Both entries of a pair get the same sign, as
+  in their Taylor series. `ties="released"` does the same.
+* Five Newton-Schulz steps and the Padé and Taylor approximants are regularizers: from κ = 1e3 on, the error of their
+  gradient is of the order of the gradient. Twenty Newton-Schulz steps are accurate up to κ = 1e5.
 """
 
 

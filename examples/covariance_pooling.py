@@ -1,6 +1,6 @@
 """Global covariance pooling (a GCP head) in place of a hand-written one whose gradients are NaN.
 
-The hand-written head differentiates through torch.linalg.eigh, and one image without a pattern is enough to break it.
+The hand-written head differentiates through torch.linalg.eigh, and one constant image is enough to break it.
 oc.diagnose names the line, oc.CovariancePool2d replaces it, and the network trains.
 """
 

@@ -1,7 +1,7 @@
-"""Decorrelated batch normalization in a network that you have: one call, the trained state stays.
+"""Decorrelated batch normalization in an existing network: one call, and the trained state is kept.
 
-Trains a small network with nn.BatchNorm2d, converts it, and goes on training. Prints how correlated the channels behind
-each normalization are, before and after, and shows that the conversion itself changes nothing in evaluation.
+Trains a small network with nn.BatchNorm2d, converts it, and continues training. Prints how correlated the channels
+after each normalization are, before and after, and shows that the conversion changes nothing in evaluation.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """Deploy: fold whitening and treated weights into plain convolutions, and export to ONNX.
 
 Prints what was folded, the time of a forward before and after, and the difference of onnxruntime from torch. ONNX has
-no eigendecomposition, so the pooling head gets a solver of matrix products for the export.
+no eigendecomposition, so the pooling head gets a solver that uses only matrix products for the export.
 """
 
 import argparse

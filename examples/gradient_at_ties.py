@@ -1,7 +1,7 @@
 """Where gradients of an SVD layer break: two eigenvalues that meet.
 
-Prints and draws the error of the gradient of P^-1/2 as two eigenvalues of P approach each other: this library beside
-autograd through torch.linalg.eigh and the remedies of the literature. The reference solves the Lyapunov equation of the
+Prints and draws the error of the gradient of P^-1/2 as two eigenvalues of P approach each other, for this library,
+autograd through torch.linalg.eigh and the remedies in the literature. The reference solves the Lyapunov equation of the
 gradient as one dense linear system, without any eigenvalue.
 """
 

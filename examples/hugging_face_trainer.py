@@ -1,7 +1,7 @@
 """The Trainer of Hugging Face with treated steps: every matrix of a small transformer gets orthogonal updates.
 
-`treat` belongs into create_optimizer, after the Trainer has made its optimizer; `Treatment.statistics` tells afterwards
-what was treated. Needs `pip install transformers accelerate`.
+Call `treat` in create_optimizer, after the Trainer has created its optimizer; `Treatment.statistics` then says what was
+treated. Needs `pip install transformers accelerate`.
 """
 
 import logging

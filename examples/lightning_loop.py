@@ -1,6 +1,6 @@
 """A Lightning loop: whitening, treated steps and the condition number in the log.
 
-`treat` is one line in configure_optimizers, where the optimizer is made. Gradients that Lightning clips are clipped
+`treat` is one line in configure_optimizers, where the optimizer is created. Gradients that Lightning clips are clipped
 before it. The monitor starts and stops with the fit, and what it records goes through `self.log`. Needs
 `pip install lightning`.
 """

@@ -1,4 +1,4 @@
-"""The nearest orthogonal gradient (NOG) beside Muon: one idea, as a treatment of any optimizer and as an optimizer.
+"""The nearest orthogonal gradient (NOG) and Muon: one idea, as a treatment of any optimizer and as an optimizer.
 
 A small network learns a random function, with SGD, with SGD under oc.treat (the gradient, or the update with its
 momentum, made orthogonal) and with torch.optim.Muon where torch has it. Prints the loss and what each does to a step.

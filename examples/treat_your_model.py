@@ -1,7 +1,7 @@
-"""Treat your own model: one line for each treatment, and the condition number live beside it.
+"""Treat your own model: one line for each treatment, with the condition number live.
 
-A small network with a whitening layer learns the orientation of gratings: plainly, with the paper's treatments of
-gradient and step, and from a white start. Prints accuracy and the condition number that the whitening layer meets.
+A small network with a whitening layer learns the orientation of gratings: untreated, with the paper's treatments of
+gradient and step, and from a white start. Prints accuracy and the condition number of the whitening layer's input.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Checks of arguments with the words of their errors, the precision to compute in, and when values may be read."""
+"""Checks of arguments and their error messages, the precision to compute in, and when values may be read."""
 
 import math
 import warnings
@@ -101,8 +101,8 @@ def warn_onnx(what: str) -> None:
     """
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
         warnings.warn(
-            f"ONNX has no {what}. Fold first: export orthocond.fold(model). What depends on the input, such as "
-            "CovariancePool2d, needs a solver of matrix products, NewtonSchulz() or Taylor().",
+            f"ONNX has no {what}. Fold first: export orthocond.fold(model). Layers that depend on the input, such as "
+            "CovariancePool2d, need a solver that uses only matrix products: NewtonSchulz() or Taylor().",
             stacklevel=3,
         )
 

@@ -35,17 +35,17 @@ class Generator(nn.Module):
     `orthocond.directions` and `orthocond.metrics` takes it. They also take a plain callable with ``z_dim``, which
     counts as one with normal latents and images in [-1, 1].
 
-    Two images are made when the object is made, so that a wrong shape, prior or range is an error here. Pixels that
-    fit the range but lie in [0, 1] alone, as after a sigmoid, give a warning: the range is most likely wrong. Pictures
-    would be pale, and effects half of what they are.
+    The constructor makes two images, so that a wrong shape, prior or range is an error here. Pixels that
+    fit the range but stay in [0, 1], as after a sigmoid, give a warning: the range is most likely wrong. Pictures
+    would be pale, and effects half as large as they are.
 
     Args:
         module: Module or function from latents to images.
         z_dim: Number of latents; None takes ``module.z_dim``.
         prior: ``"normal"`` for N(0, I), ``"uniform"`` for [-1, 1] in each latent, or a function of a number n and a
             ``torch.Generator`` that returns latents ``(n, z_dim)``.
-        range: Least and largest value of a pixel of the module, such as (0, 1) after a sigmoid. Images are scaled to
-            [-1, 1]. None takes pixels as they are and checks nothing.
+        range: Smallest and largest pixel value of the module, such as (0, 1) after a sigmoid. Images are scaled to
+            [-1, 1]. None uses pixels as they are and checks nothing.
         latent_shape: Shape of one latent as the module takes it, such as (100, 1, 1); None finds out whether it is
             ``(z_dim,)`` or ``(z_dim, 1, 1)``.
         noise: Noise ``(noise_dim,)`` that the module gets as second argument, the same for all images. Noise that the

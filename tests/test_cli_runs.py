@@ -177,8 +177,8 @@ def test_presets_for_images_of_your_own(runs, tmp_path, capsys):
     assert [run.status.state for run, _ in find_runs(runs)] == ["finished", "finished"]
     capsys.readouterr()
     for preset, words in (
-        ("dbn-images", "dbn-images trains on images of your own: give --data FOLDER, with a subfolder for each class."),
-        ("gan-images", "gan-images trains on images of your own: give --data FOLDER."),
+        ("dbn-images", "dbn-images trains on images of your own: pass --data FOLDER, with a subfolder for each class."),
+        ("gan-images", "gan-images trains on images of your own: pass --data FOLDER."),
     ):
         assert orthocond("train", preset, "--data-root", tmp_path, "--runs", runs) == 2
         assert words in capsys.readouterr().err

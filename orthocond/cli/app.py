@@ -14,7 +14,7 @@ from orthocond.lab.errors import EXPECTED, UsageError, explain
 
 _HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, train it, compare it.
 
-`orthocond demo` shows it in two minutes, without any data. `orthocond list` tells what can be trained, and
+`orthocond demo` shows it in two minutes, without any data. `orthocond list` shows what can be trained, and
 `orthocond train PRESET --help` every setting of a preset with its default. `--debug` with any command shows where in
 the code an error came from.
 """
@@ -23,20 +23,19 @@ COMMANDS = {
     "demo": ("demo:demo", "See what treatments do to the conditioning of an SVD layer, in two minutes on two cores."),
     "train": (
         "train:train",
-        "Train a preset with a method into a run folder, evaluate what it has reached, "
-        "and write the report of the run.",
+        "Train a preset with a method, evaluate the result, and write the report of the run, all into a run folder.",
     ),
     "evaluate": (
         "evaluate:evaluate",
-        "Evaluate the newest checkpoint of a run, and write what comes out to evaluation.json in its folder.",
+        "Evaluate the newest checkpoint of a run, and write the results to evaluation.json in its folder.",
     ),
     "diagnose": (
         "evaluate:diagnose",
-        "Look at every layer of a trained model: what is ill-conditioned, and what would help.",
+        "Inspect every layer of a trained model: what is ill-conditioned, and what would help.",
     ),
     "traverse": (
         "traverse:traverse",
-        "Walk along directions of a GAN's averaged generator, and draw the images on the way.",
+        "Draw the images along directions of a GAN's averaged generator.",
     ),
     "explore": (
         "explore:explore",
@@ -44,11 +43,11 @@ COMMANDS = {
     ),
     "report": (
         "report:report",
-        "Write one HTML file that says what a run, several runs or a table have found, and open it.",
+        "Write one HTML file about the results of a run, several runs or a table, and open it.",
     ),
     "compare": (
         "report:compare",
-        "Compare two or more runs: the report of all of them on one page, which is opened.",
+        "Compare two or more runs in one report, and open it.",
     ),
     "table": ("table:table", "Make a table or figure of the paper, and train what is missing for it."),
     "bench": ("bench:bench", "Time a training step of each method."),
@@ -69,7 +68,7 @@ def run(tokens: Sequence[str]) -> int:
         return command(*bound.args, **bound.kwargs) or 0
     except (CycloptsError, UsageError) as error:
         named = " ".join(["orthocond", *(token for token in tokens[:1] if token in COMMANDS)])
-        _complain(f"{explain(UsageError(_text(error)))[0]}\n`{named} --help` tells more.", debug)
+        _complain(f"{explain(UsageError(_text(error)))[0]}\n`{named} --help` explains every option.", debug)
         return 2
     except EXPECTED as error:
         text, code = explain(error)

@@ -27,16 +27,16 @@ def bench(
 
     The methods take turns on the networks of a preset, on one thread. The medians of the parts of a step are printed in
     milliseconds, with the ratio of the whole step to that of the baseline (`svd` for classifiers, `none` for GANs) and
-    its 95 % interval. NOG, OLR and Stiefel steps act in one optimizer alone: for them the last column has the ratio if
+    its 95 % interval. NOG, OLR and Stiefel steps affect only one optimizer: for them the last column has the ratio if
     nothing else differs. No data is needed: the images are sprites of the preset's size.
 
     Args:
-        preset: Whose network.
-        scale: That of the paper, or of a laptop.
-        methods: Which methods; all if not given.
-        repeats: How often networks are made and timed.
-        batch_size: Images of a step; those of the preset if not given.
-        device: Kind of device that must be used, such as cuda or cpu; an error if it is not the one that torch finds.
+        preset: The preset whose network is timed.
+        scale: The size of the network and its images: `laptop`, `workstation` or `paper`.
+        methods: Which methods to time; by default all.
+        repeats: How often networks are created and timed.
+        batch_size: Images per step; by default as in the preset.
+        device: Device that must be used, such as cuda or cpu; it is an error if torch uses another one.
         out: JSON file for the numbers.
         quiet: Show no progress.
     """

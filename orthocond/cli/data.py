@@ -17,14 +17,14 @@ def data(
 ) -> None:
     """List the known data sets, or get one.
 
-    `orthocond data` tells where each data set was found, or how to get it. `orthocond data get cifar10` downloads one
-    that is public, with its checksum; interrupted, it goes on where it stopped. For one whose terms have to be agreed
-    to, it says what to do. `orthocond data get hf:NAME` downloads a data set of Hugging Face.
+    `orthocond data` shows where each data set was found, or how to get it. `orthocond data get cifar10` downloads a
+    public data set and checks it; an interrupted download resumes. If you have to accept terms first, the command says
+    what to do. `orthocond data get hf:NAME` downloads a data set from Hugging Face.
 
     Args:
         action: `list`, or `get` a data set.
         name: Which one to get.
-        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
         quiet: Show no progress.
     """
     if action == "get":
@@ -55,7 +55,7 @@ def _get(name: str, data_root: Path | None, quiet: bool) -> None:
     from orthocond.lab import data as lab
 
     if not name:
-        raise UsageError(f"Which data set? There are: {', '.join(lab.KNOWN)}, and hf:NAME of Hugging Face.")
+        raise UsageError(f"`orthocond data get` needs a name: {', '.join(lab.KNOWN)}, or hf:NAME for Hugging Face.")
     columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
         tasks = {}

@@ -32,21 +32,21 @@ def evaluate(
     report: bool = True,
     quiet: bool = False,
 ) -> None:
-    """Evaluate the newest checkpoint of a run, and write what comes out to evaluation.json in its folder.
+    """Evaluate the newest checkpoint of a run, and write the results to evaluation.json in its folder.
 
-    A classifier gets its error and top-5 error on held-out images, with the statistics of its normalization layers as
-    they are and taken anew, and rank and condition of the covariance in the SVD layer on a batch of training images. A
-    GAN gets the condition of the weights that meet the latents. Its axes, SeFa's, the Jacobian's and joint directions
-    get predictability, activeness, off-diagonal energy, traversals, and scores against the true factors of sprites.
-    Other images get distances to the training images.
+    For a classifier these are the error and top-5 error on held-out images, as trained and with refreshed statistics,
+    and rank and condition of the covariance in the SVD layer on a batch of training images. For a GAN they are the
+    condition of the weights that meet the latents, and for its axes, SeFa's, the Jacobian's and joint directions
+    predictability, activeness, off-diagonal energy and traversals. GANs of sprites also get scores against the true
+    factors, other GANs distances to the training images.
 
     Args:
         run: The run, by folder or number.
         runs: Folder of the runs.
-        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
         only: What to measure of a GAN: `condition`, `frechet`, `fid`, `factors`, `chance`, `vp`, `activeness`,
-            `energy`, `pictures`, and of which directions: `axes`, `sefa`, `jacobian`, `joint`, `eigengan`. What was
-            measured before stays.
+            `energy`, `pictures`, and for which directions: `axes`, `sefa`, `jacobian`, `joint`, `eigengan`. Earlier
+            results are kept.
         skip: What not to measure.
         allow_import: Function of a network that the run may import and call, as its configuration names it.
         report: Whether to write the report of the run.
@@ -98,12 +98,12 @@ def diagnose(
     data_root: Path | None = None,
     allow_import: str | None = None,
 ) -> None:
-    """Look at every layer of a trained model: what is ill-conditioned, and what would help.
+    """Inspect every layer of a trained model: what is ill-conditioned, and what would help.
 
     Args:
         run: The run of a classifier, by folder or number.
         runs: Folder of the runs.
-        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
         allow_import: Function of a network that the run may import and call, as its configuration names it.
     """
     from torch.nn import functional as F

@@ -25,15 +25,15 @@ def explore(
 ) -> None:
     """Write one HTML file in which a generator runs, and open it: sliders, strips, heat maps, regions, animations.
 
-    The file needs no server and no network, and can be sent to anybody. Several sources stand side by side.
+    The file needs no server and no network, and can be sent to anyone. Several sources are shown side by side.
 
     Args:
         sources: Runs of GANs, by folder or number; ONNX files; or `package.module:function`, a function of yours that
-            returns a generator. Nothing opens a small generator that comes with the package.
+            returns a generator. Without a source, a small generator that comes with the package is shown.
         prior: How latents of an ONNX file or of your function are distributed; `uniform` is in [-1, 1].
-        range: The least and the largest value of a pixel of an ONNX file or of your function, such as `--range 0 1`.
+        range: The smallest and the largest pixel value of an ONNX file or of your function, such as `--range 0 1`.
         z_dim: Number of latents of your function's generator, if that has no `z_dim`.
-        out: File to write; `explore.html` in the folder of the run, or here, if not given.
+        out: File to write; by default `explore.html` in the folder of the run, or in the current folder.
         open: Whether to open it in a browser.
         runs: Folder of the runs.
         allow_import: Function of the networks that a run may import and call, as its configuration names it.

@@ -18,7 +18,7 @@ def list_(what: Literal["presets", "methods", "data", "all"] = "all", /, *, data
 
     Args:
         what: One of the three tables, or all.
-        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
     """
     console = Console()
     if what in ("presets", "all"):

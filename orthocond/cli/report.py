@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path = Path("runs")) -> None:
-    """Write one HTML file that says what a run, several runs or a table have found, and open it.
+    """Write one HTML file about the results of a run, several runs or a table, and open it.
 
-    It begins with a verdict in three sentences and what to do next. Then come the numbers, curves with hover, the
-    settings that differ, samples, traversals, spectra, warnings, and the command that makes it again. The file needs no
-    network and can be sent to anybody. The explorer of a single GAN is written beside it, if it is not there.
+    It begins with a verdict in three sentences and what to do next. Then come the numbers, interactive curves, the
+    settings that differ, samples, traversals, spectra, warnings, and the command that reproduces it. The file needs no
+    network and can be sent to anyone. For a single GAN the explorer is written too, unless it is up to date.
 
     Args:
         sources: Runs, by folder or number; folders of runs; or the folder of one table, such as results/optimal-lr.
             Several runs are compared.
-        out: File to write; report.html in the folder if there is one source, else here.
+        out: File to write; by default report.html in the folder of a single source, else in the current folder.
         open: Whether to open it in a browser.
         runs: Folder of the runs.
     """
@@ -33,11 +33,13 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
     from orthocond.lab.runs import Run
 
     if not sources:
-        raise UsageError("A report needs a run, a folder of runs or the folder of a table; got none.")
+        raise UsageError(
+            "A report needs a run, a folder of runs or the folder of a table; got none. Try `orthocond report 0`."
+        )
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--out needs a file that ends with .html; got {out}.")
     if out is not None and not out.parent.is_dir():
-        raise UsageError(f"--out needs a folder that exists; there is no {out.parent}.")
+        raise UsageError(f"--out needs a folder that exists; there is no {out.parent}. Create it first.")
     paths = [Path(source) if Path(source).exists() else find_run(source, runs).path for source in sources]
     if len(paths) == 1 and (paths[0] / "config.json").is_file():
         add_explorer(Run.open(paths[0]))
@@ -53,13 +55,13 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
 def compare(
     first: str, second: str, /, *more: str, out: Path | None = None, open: bool = True, runs: Path = Path("runs")
 ) -> None:
-    """Compare two or more runs: the report of all of them on one page, which is opened.
+    """Compare two or more runs in one report, and open it.
 
     Args:
         first: A run, by folder or number.
         second: Another run.
         more: Further runs.
-        out: File to write; report.html here if not given.
+        out: File to write; by default report.html in the current folder.
         open: Whether to open it in a browser.
         runs: Folder of the runs.
     """

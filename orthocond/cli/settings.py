@@ -187,7 +187,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
         values = json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
-        raise UsageError(f"There is no file {path} that can be read: {error.strerror}.") from error
+        raise UsageError(f"The file {path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not {kind}: {error}.") from error
     if not isinstance(values, dict):

@@ -52,36 +52,37 @@ def table(
 ) -> int:
     """Make a table or figure of the paper, and train what is missing for it.
 
-    Our numbers stand beside the paper's: mean and spread over seeds, and whether a difference is significant. Trainings
-    that are finished are not repeated; those that were stopped go on. The report, a page with curves, is written beside
-    the table.
+    The table shows our numbers next to the paper's: mean and spread over seeds, and whether a difference is
+    significant. Finished trainings are not repeated; stopped ones resume. The report, a page with curves, is written to
+    the same folder.
 
-    With `--executor slurm` every training is a job. Ctrl-C leaves the jobs; `--status` shows them, and the same command
-    watches them again, submits what was lost, and makes the table at the end.
+    With `--executor slurm` every training is a job. Ctrl-C leaves the jobs running. `--status` shows them, and the same
+    command watches them again, submits what was lost, and makes the table at the end.
 
     Args:
-        name: Which table or figure, by name or as the paper counts: `3`, `"figure 2"`; without it, all are listed.
-        scale: The numbers of the paper, or minutes on a laptop.
+        name: Which table or figure, by name or by its number in the paper: `3`, `"figure 2"`; without it, all are
+            listed.
+        scale: The size of the experiment: `laptop` takes minutes, `paper` is the setting of the paper.
         seeds: Trainings of each row.
         runs: Folder of the runs.
         out: Folder for the table.
-        jobs: Trainings at a time; the number of cores if not given, and on Slurm as many as there is room for.
+        jobs: Trainings at a time; by default the number of cores, and on Slurm as many as there is room for.
         train: Whether to train what is missing.
-        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
+        data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
         report: Whether to write the report.
         quiet: Show no progress.
-        status: Train nothing; show where every training stands.
+        status: Train nothing; show how far every training is.
         cancel: Train nothing; cancel the jobs of this table on Slurm. Each saves its state.
-        executor: Where to train: on this machine, or as jobs of Slurm.
-        cluster: TOML file with what follows, by the same names. Options go before it.
+        executor: Where to train: on this machine, or as Slurm jobs.
+        cluster: TOML file with the options below, under the same names. Options override it.
         partition: Which machines.
-        time: Time limit of a job, such as 24:00:00. A training that needs longer goes on in another job.
+        time: Time limit of a job, such as 24:00:00. A training that needs longer continues in another job.
         gpus: GPUs on each machine.
-        nodes: Machines of one training.
+        nodes: Machines for one training.
         cpus: Cores on each machine.
         memory: Memory on each machine, such as 32G.
-        array_size: Jobs of one array at most.
-        option: Another option of sbatch, such as account=lab; may be given several times.
+        array_size: Largest number of jobs in one array.
+        option: Another sbatch option, such as account=lab; may be repeated.
         on_interrupt: What Ctrl-C does to the jobs.
     """
     from orthocond.lab import catalog as tables

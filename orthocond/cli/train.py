@@ -101,27 +101,27 @@ def train(
     quiet: bool = False,
     **options: Any,
 ) -> int:
-    """Train a preset with a method into a run folder, evaluate what it has reached, and write the report of the run.
+    """Train a preset with a method, evaluate the result, and write the report of the run, all into a run folder.
 
     `orthocond list` shows presets, methods and data sets; `orthocond train PRESET --help` shows every setting of a
-    preset with its default. Ctrl-C saves and ends; `--resume` goes on, bit for bit. Under torchrun
+    preset with its default. Ctrl-C saves and ends; `--resume` continues, bit for bit. Under torchrun
     (`torchrun --nproc-per-node 2 -m orthocond train ...`) the batches are divided among the processes.
 
     Args:
         start: What the options change.
         preset: Name of the preset; not needed with `--resume RUN` or a file that names it.
-        scale: The numbers of the paper, or minutes on a laptop.
-        config: TOML or JSON file with settings, in tables as in config.json of a run. Options go before it.
+        scale: The size of the experiment: `laptop` takes minutes, `paper` is the setting of the paper.
+        config: TOML or JSON file with settings, in tables as in config.json of a run. Options override it.
         runs: Folder of the runs.
-        resume: Go on with this run, by folder or number; without a value, with the last run of the same settings, and
-            start one if there is none.
-        data_root: Folder of data sets; the environment variable ORTHOCOND_DATA, else `data`, if not given.
-        tracker: Tracker of Accelerate that gets the metrics too, for example tensorboard.
+        resume: Resume this run, by folder or number; without a value, the last run with the same settings, or start one
+            if there is none.
+        data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
+        tracker: Accelerate tracker that also receives the metrics, for example tensorboard.
         evaluate: Whether to evaluate at the end, as `orthocond evaluate` does. For a GAN that can take minutes.
-        report: Whether to write report.html into the run folder at the end; for a GAN explore.html, too.
+        report: Whether to write report.html into the run folder at the end; for a GAN also explore.html.
         allow_import: Function of a network that a run to resume may import and call, as its configuration names it.
         dry_run: Train nothing: print configuration, size of the model, steps, and an estimate of the time.
-        quiet: Print where run and report are, and the result, only.
+        quiet: Print only the paths of run and report, and the result.
         options: Settings that were set by options.
     """
     chosen = settings.apply_options(start, options)
@@ -131,19 +131,19 @@ def train(
     else:
         found = find_run(resume, runs)
         if changes := config_diff(read_config(found.config), chosen):
-            raise UsageError(f"A run goes on with its own settings; start a new one to change\n{changes}")
+            raise UsageError(f"A run resumes with its own settings; start a new run to change\n{changes}")
         check_import(chosen.model.name, allow_import or options.get("model__name"), found.path)
     if dry_run:
         from orthocond.lab.runs import ranks
 
         if ranks.world_size() > 1:
-            raise UsageError("--dry-run needs one process; leave torchrun out.")
+            raise UsageError("--dry-run needs one process; run it without torchrun.")
         from orthocond.cli.plan import show
 
         return show(chosen, root, tracker)
     if chosen.data.source == OWN_IMAGES and not _is_there(OWN_IMAGES, root):
         classes = ", with a subfolder for each class" if presets.KINDS[chosen.kind].labeled else ""
-        raise UsageError(f"{chosen.preset} trains on images of your own: give --data FOLDER{classes}.")
+        raise UsageError(f"{chosen.preset} trains on images of your own: pass --data FOLDER{classes}.")
     return _train(chosen, runs, resume, root, tracker, evaluate, report, quiet)
 
 
@@ -152,7 +152,7 @@ def _check_writable(runs: Path) -> None:
     nearest = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         problem = "cannot be written to" if nearest.is_dir() else "is a file"
-        raise UsageError(f"--runs needs a folder that can be made and written to; {printable(nearest)} {problem}.")
+        raise UsageError(f"--runs needs a folder that can be created and written to; {printable(nearest)} {problem}.")
 
 
 def _is_there(source: str, root: str | None) -> bool:

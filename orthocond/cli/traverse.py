@@ -32,20 +32,21 @@ def traverse(
     runs: Path = Path("runs"),
     allow_import: str | None = None,
 ) -> None:
-    """Walk along directions of a GAN's averaged generator, and draw the images on the way.
+    """Draw the images along directions of a GAN's averaged generator.
 
-    A picture has a part for each direction, in which rows are samples and columns the steps. With one sample, the rows
-    are directions. An animation has samples as rows, directions as columns, and goes there and back.
+    A picture has one block per direction, in which rows are samples and columns are steps. With one sample, the rows
+    are directions. An animation has samples as rows and directions as columns, and runs forward and back.
 
     Args:
         run: The run, by folder or number.
         directions: `own` are EigenGAN's, or else the axes of the latent space; `sefa` those of the first projection;
             `jacobian` those in which images move most; `joint` those whose effects are orthogonal at most latents.
-        k: How many, those with the largest effect or importance first; 6, or all if there are fewer, if not given.
+        k: How many, those with the largest effect or importance first; by default 6, or all if there are fewer.
         samples: How many latents to start from.
-        steps: From where to where, in sigma; `-3..3` is in whole steps, `-2..2:9` has nine.
+        steps: Start and end, in sigma; `-3..3` goes in whole steps, `-2..2:9` in nine.
         gif: Whether to make an animation.
-        out: File to write; one in the figures of the run if not given. If it ends with .gif, an animation.
+        out: File to write; by default one in the figures folder of the run. A name that ends with .gif makes an
+            animation.
         seed: Seed of the latents.
         runs: Folder of the runs.
         allow_import: Function of the networks that the run may import and call, as its configuration names it.
@@ -56,7 +57,7 @@ def traverse(
         raise UsageError(f"An animation needs a file that ends with .gif; got {out}.")
     found = find_run(run, runs)
     if not KINDS[read_config(found.config).kind].has_generator:
-        raise UsageError(f"traverse needs the run of a GAN; {found.path} is one of a classifier.")
+        raise UsageError(f"traverse needs the run of a GAN; {found.path} is the run of a classifier.")
     from orthocond import directions as drawing
     from orthocond.lab.generation.directions import find_directions
     from orthocond.lab.generation.networks import load_generator

@@ -42,7 +42,7 @@ class Directions:
     Raises:
         TypeError: If vectors or importance are not real floating-point tensors.
         ValueError: If there are more directions than dimensions, rows are not of unit length, shapes do not fit,
-            importances are negative or not finite, or ties are no groups of different indices.
+            importances are negative or not finite, or ties are not groups of different indices.
 
     Example:
         >>> from orthocond.directions import Directions
@@ -368,7 +368,7 @@ def effect_sizes(
 def axes(z_dim: int, importance: Tensor | None = None, *, method: str = "axes") -> Directions:
     """The coordinate directions of a latent space, sorted by importance if one is given.
 
-    The basis is given, not found as eigenvectors, so equal importances are no ties. Where a weight is orthogonal, and
+    The basis is given, not found as eigenvectors, so equal importances are not ties. Where a weight is orthogonal, and
     `sefa` has nothing to choose by, these are the directions that training chose.
 
     Args:

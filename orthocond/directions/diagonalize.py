@@ -25,8 +25,8 @@ class JointDiagonalization:
         energies: Part of the squared entries that is off the diagonal, from 0 to 1: ``"axes"`` before, ``"mean"`` with
             the eigenvectors of the mean matrix, ``"joint"`` with R.
         ties: Groups of rows that the matrices do not tell apart: any rotation within a group is as good.
-        agreement: Least cosine between a row that is not tied and its partner from another start; near 1 if the
-            optimum is one. NaN with one start, or if all rows are tied.
+        agreement: Smallest cosine between a row that is not tied and its partner from another start; near 1 if the
+            optimum is unique. NaN with one start, or if all rows are tied.
         converged: Whether the best start ended before the limit of steps.
     """
 

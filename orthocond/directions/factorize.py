@@ -33,7 +33,7 @@ def sefa(
     singular values as importance. The bias has no part in it.
 
     Where A has orthogonal columns of equal length all eigenvalues are equal, and the directions are arbitrary: see
-    ``ties`` of the result, and use `axes` or `jacobian_directions` instead.
+    ``ties`` of the result, and use `joint_directions` instead.
 
     Args:
         layer: Linear; transposed convolution or convolution from the latent vector as a 1x1 image; or A itself,
@@ -113,8 +113,8 @@ def subspaces_of(generator: object) -> list[Any]:
 def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Directions:
     r"""EigenGAN's own directions: the coordinates of its subspaces, with importance :math:`|l_i| \, \|U_i\|`.
 
-    Training chose this basis, so equal importances are no ties. Importances of different layers are lengths in
-    different feature spaces; to compare them, take the effect sizes, ``eigengan_directions(g).measure(g)``.
+    Training chose this basis, so equal importances are not ties. Importances of different layers are lengths in
+    different feature spaces; to compare them, use the effect sizes, ``eigengan_directions(g).measure(g)``.
 
     Args:
         generator: With ``subspaces``, a list of layers with ``weight`` U ``(directions, features)`` and ``scale`` l,

@@ -102,8 +102,8 @@ def augment(
     Args:
         images: ``(N, C, H, W)`` in [-1, 1]; the result can leave that range.
         policy: Names of the functions, applied in this order.
-        probability: With which each function is applied; 1 in DiffAugment itself.
-        each: ``"image"``: it is decided for each image on its own. ``"batch"``: for all of them at once, as in the
+        probability: Probability with which each function is applied; 1 in DiffAugment itself.
+        each: ``"image"``: it is decided for each image separately. ``"batch"``: for all of them at once, as in the
             paper's EigenGAN, where a batch without any augmentation is one in a hundred.
         rng: Draws instead of torch's random state. The number of draws depends on shape and policy only.
 

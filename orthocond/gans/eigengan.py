@@ -134,23 +134,23 @@ class EigenGenerator(nn.Module):
     with convolutions f after a leaky ReLU and s without. There is no normalization.
 
     The model has two forms. The faithful one is that of the paper's code: transposed 3x3 convolutions of stride 2,
-    torch's initial weights, random orthogonal :math:`U_i`, and :math:`l_i` = 3 · directions, ..., 6, 3. It needs its
-    hundreds of thousands of steps: at the start the logits of its discriminator deviate by 5e-5, and its transposed
-    convolutions leave checkerboards. The working form draws faces within minutes at 32 pixels: nearest-neighbor
-    upsampling before 3x3 convolutions, He's initial weights with zero biases (the TensorFlow original has them too; the
-    last convolution has a quarter of them, so that few pixels begin saturated), smooth :math:`U_i` (orthonormalized
-    4 x 4 noise, enlarged), and half of the faithful :math:`l_i`.
+    torch's initial weights, random orthogonal :math:`U_i`, and :math:`l_i` = 3 · directions, ..., 6, 3. It needs
+    hundreds of thousands of steps: the initial logits of its discriminator have a standard deviation of 5e-5, and its
+    transposed convolutions leave checkerboards. The working form draws faces within minutes at 32 pixels:
+    nearest-neighbor upsampling before 3x3 convolutions, He's initial weights with zero biases (the TensorFlow original
+    has them too; the last convolution has a quarter of them, so that few pixels begin saturated), smooth :math:`U_i`
+    (orthonormalized 4 x 4 noise, enlarged), and half of the faithful :math:`l_i`.
 
-    Give the importances :math:`l_i` a learning rate of their own (see `parameter_groups`). Adam moves a number by at
-    most its rate a step, so that at 1e-3 they end where they began.
+    Give the importances :math:`l_i` their own learning rate (see `parameter_groups`). Adam moves a number by about
+    its rate per step, so at 1e-3 they end where they began.
 
-    The noise is drawn anew at each call from torch's random state, unless it is given: pass ``noise`` or ``rng``,
+    Each call draws new noise from torch's random state, unless it is given: pass ``noise`` or ``rng``,
     or call `same_noise` where several latents need the same one.
 
     Args:
         size: Height and width of the images, a power of two of at least 8; there are log2(size) - 2 blocks.
         directions: Dimension of each subspace.
-        noise_dim: Dimension of ε. With few images or steps take it small, 16 to 64: else ε explains everything.
+        noise_dim: Dimension of ε. With few images or steps choose it small, 16 to 64; otherwise ε explains everything.
         base_channels: Channels at full resolution.
         max_channels: Limit of the channels.
         image_channels: Channels of the images.
@@ -271,10 +271,10 @@ class EigenDiscriminator(nn.Module):
     A 7x7 convolution; log2(size) - 2 times a 3x3 convolution and one of stride 2 that doubles the channels; one more;
     two linear layers on the 4 x 4 features.
 
-    The faithful form has torch's initial weights, as the paper's code. Its logits deviate by 5e-5 at 32 pixels and 1e-6
-    at 128 at the start, and `r1` is 1e-8 and 1e-11: a discriminator that may stay dead, with a loss of 2 ln 2. The
-    working form has He's, as the TensorFlow original, with the last weight halved: the logits deviate by about 0.1 and
-    `r1` is about 0.2, at every size.
+    The faithful form has torch's initial weights, as the paper's code. Its initial logits have a standard deviation of
+    5e-5 at 32 pixels and 1e-6 at 128, and `r1` is 1e-8 and 1e-11: a discriminator that may stay dead, with a loss of 2
+    ln 2. The working form has He's, as the TensorFlow original, with the last weight halved: the standard deviation is
+    about 0.1 and `r1` about 0.2, at every size.
 
     Args:
         size: Height and width of the images, a power of two of at least 8.
@@ -329,7 +329,7 @@ class EigenDiscriminator(nn.Module):
 def parameter_groups(
     generator: nn.Module, lr: float, *, subspace_lr: float | None = None, importance_lr: float | None = None
 ) -> list[dict[str, Any]]:
-    """Groups of a generator's parameters with learning rates of their own, for any optimizer of torch.
+    """Groups of a generator's parameters with separate learning rates, for any torch optimizer.
 
     Args:
         generator: An `EigenGenerator`, or any module with layers ``subspaces`` like `SubspaceLayer`. Their weights may

@@ -21,7 +21,7 @@ class EMA:
     .. math:: \beta_t = \min\Bigl(\beta, \frac{1 + t}{10 + t}\Bigr),
 
     where t counts the updates before. The average then spans about the last ninth of the training until that is as
-    long as β asks for, and the initial weights keep less than 1e-6 after 20 updates.
+    long as β requires, and the initial weights keep a share of less than 1e-6 after 20 updates.
 
     Args:
         model: The model to follow; the average starts as its copy.

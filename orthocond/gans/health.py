@@ -56,8 +56,8 @@ def discriminator_health(real_logits: Tensor, fake_logits: Tensor) -> dict[str, 
 def sample_spread(samples: Tensor, images: Tensor) -> Tensor:
     """How varied samples are: their mean distance from each other over that of real images.
 
-    About 1 for a generator that draws like the data, 0 for one that always draws the same image. It sees that samples
-    differ, not that they are good: noise has a spread too.
+    It is about 1 for a generator whose samples vary like the data, and 0 for one that always draws the same image. It
+    measures that samples differ, not that they are good: noise has a spread too.
 
     Args:
         samples: Generated images ``(N, ...)``, at least 2; 64 suffice.
@@ -91,7 +91,7 @@ def health_warnings(cannot_tell: float, spread: float | None = None) -> list[str
     """Sentences about what is wrong, to be shown while a GAN is trained; none if nothing is.
 
     Args:
-        cannot_tell: The part of the last steps, at least some dozens, in which the discriminator could not tell.
+        cannot_tell: The fraction of the last steps, at least a few dozen, in which the discriminator could not tell.
         spread: What `sample_spread` gave for the generator, if that is known.
 
     Returns:

@@ -230,12 +230,12 @@ def _gradient(discriminator: Discriminator, images: Tensor, caller: str) -> Tens
 
 
 def r1_weight(size: int, batch_size: int) -> float:
-    r"""The weight of `r1` that a resolution and a batch size ask for: :math:`0.0002\, \text{size}^2 / \text{batch}`.
+    r"""A weight of `r1` for a resolution and a batch size: :math:`0.0002\, \text{size}^2 / \text{batch}`.
 
     The gradient of a logit with respect to an image grows with the number of pixels, and its noise falls with the
-    batch. The number is a start, to be varied by factors of 2. StyleGAN2-ADA takes it as its γ, which is half of it as
-    a weight here. The settings that drew faces in minutes (see the documentation of GANs) take 1.5 to 4 times as much.
-    A weight of 0.5, usual for large images, is far too strong at 32 pixels and batch 16.
+    batch. The number is a starting point, to be varied by factors of 2. StyleGAN2-ADA uses it as its γ, which is half
+    of it as a weight here. The settings that drew faces in minutes (see the documentation of GANs) use 1.5 to 4 times
+    as much. A weight of 0.5, usual for large images, is far too strong at 32 pixels and batch 16.
 
     Args:
         size: Height and width of the images.

@@ -109,9 +109,10 @@ class SimpleDiscriminator(nn.Module):
     leaky ReLUs, biases, no normalization, one linear layer. Do not make it much weaker than its generator: at 32 pixels
     width 48 goes with a generator of 311,000 parameters, where 24 has a twelfth of the generator's operations.
 
-    Its initial weights are torch's. The logits start with a deviation of 0.01 at 32 pixels and 0.002 at 128; with so
-    few layers the first steps of Adam set that right. He's weights, which `EigenDiscriminator` needs, draw worse here:
-    a Fréchet distance on AlexNet features of 69 and 62 instead of 45 and 40 after 750 steps on CelebA (two seeds).
+    Its initial weights are torch's. The initial logits have a standard deviation of 0.01 at 32 pixels and 0.002 at 128;
+    with so few layers the first steps of Adam correct that. He's weights, which `EigenDiscriminator` needs, give worse
+    images here: a Fréchet distance on AlexNet features of 69 and 62 instead of 45 and 40 after 750 steps on CelebA (two
+    seeds).
 
     Args:
         size: Height and width of the images, a power of two of at least 8.

@@ -1,4 +1,4 @@
-"""What is said to people when something goes wrong, and the exit code that goes with it: one message, no traceback."""
+"""The message for the user when something goes wrong, and its exit code: one message, no traceback."""
 
 import re
 
@@ -18,18 +18,15 @@ EXPECTED = (
 
 
 class UsageError(ValueError):
-    """What was typed cannot be meant; the text says what can."""
+    """What was typed is not valid; the text says what is."""
 
 
 def explain(error: BaseException) -> tuple[str, int]:
     """A message for people, and an exit code.
 
-    ====  ==============================================================
-    1     data that is missing or broken, a full disk, a missing package
-    2     a value that cannot be meant
-    3     a training that diverged
-    130   Ctrl-C
-    ====  ==============================================================
+    ====  ============================================================== 1     data that is missing or broken, a full
+    disk, a missing package 2     a value that is not valid 3     a training that diverged 130   Ctrl-C ====
+    ==============================================================
 
     Args:
         error: One of `EXPECTED`.
@@ -46,7 +43,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, FloatingPointError):
         return text, 3
     if isinstance(error, MemoryError) or "not enough memory" in text or "DefaultCPUAllocator" in text:
-        return f"The memory is not enough: {text}. Use a smaller batch, smaller images or a smaller network.", 1
+        return f"There is not enough memory: {text}. Use a smaller batch, smaller images or a smaller network.", 1
     if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").partition(".")[0]) in _EXTRAS:
         return f'{name} is not installed: pip install "orthocond[lab]"', 1
     return text, 1

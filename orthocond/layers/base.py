@@ -37,7 +37,7 @@ class SVDLayer(nn.Module):
 
     Attributes:
         solver: How its matrix roots are computed.
-        nonfinite: What features with NaN or infinity do: ``"propagate"`` to the output, or ``"raise"``.
+        nonfinite: What happens with NaN or infinity in features: ``"propagate"`` to the output, or ``"raise"``.
         observer: A callable that each training forward calls with the covariance ``(*, d, d)`` that the layer
             computed, detached, in float64 and without ridge, unless it is not finite; None calls nothing. It is not
             part of the state: ``state_dict``, ``copy.deepcopy`` and pickle leave it out.

@@ -18,13 +18,13 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
     r"""Batch normalization that also decorrelates the channels, in place of ``nn.BatchNorm2d``.
 
     In training :math:`y = \gamma \circ (P + \varepsilon I)^{-1/2} (x - \mu) + \beta` with mean :math:`\mu` and biased
-    covariance :math:`P` over batch and positions. Evaluation takes their running averages, with more variance where
-    these lag behind. Arguments, defaults, modes and names are those of ``nn.BatchNorm2d``, whose state
-    it also loads (variances become a diagonal covariance, which changes nothing in evaluation).
+    covariance :math:`P` over batch and positions. Evaluation uses their running averages, with more variance where
+    these lag behind. Arguments, defaults, modes and names are those of ``nn.BatchNorm2d``, except that
+    ``running_covariance`` and ``excess`` replace ``running_var``. It also loads the state of ``nn.BatchNorm2d``
+    (variances become a diagonal covariance, which changes nothing in evaluation).
 
-    Running averages lag behind weights that move, and whitening multiplies the lag. Let the layer follow the one before
-    it, if that has at least as many outputs as inputs: ``model.bn1.follow(model.conv1)``, and the lag of its weight is
-    gone; see `follow`.
+    Running averages lag behind weights that move, and whitening multiplies the lag. If the layer before has at least as
+    many outputs as inputs, follow it: ``model.bn1.follow(model.conv1)`` removes the lag of its weight; see `follow`.
 
     Mean and covariance take one pass, accumulated in float64, and the whole map is one matrix product, with the memory
     of plain batch normalization. Gradients are exact where eigenvalues repeat, and can be differentiated twice (with
@@ -55,7 +55,7 @@ class DecorrelatedBatchNorm2d(_DecorrelatedBatchNorm):
             the positive part of :math:`P - (1 + \sqrt{c / n})^2 R`, the excess of the last batch of n samples and
             groups of c channels over what chance explains, kept in the buffer ``excess``; ``"ignore"`` adds nothing.
             Averages of whitening matrices are taken as they are.
-        nonfinite: What a batch with NaN or infinity does in training: ``"propagate"`` it to the output, or ``"raise"``.
+        nonfinite: What happens with NaN or infinity in training: ``"propagate"`` it to the output, or ``"raise"``.
         synchronize: Whether the batch is that of all processes, as in ``nn.SyncBatchNorm``; also set by
             `convert_sync`. It works on any backend, CPU included, and with batches of different sizes.
         process_group: The processes to synchronize with; None means all.

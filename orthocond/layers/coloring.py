@@ -28,7 +28,7 @@ def whiten_color(
 
     Returns :math:`\alpha y + (1 - \alpha) x_c` with
     :math:`y = (P_s + \varepsilon I)^{1/2} (P_c + \varepsilon I)^{-1/2} (x_c - \mu_c) + \mu_s`. The ridge is the same in
-    both roots, so that features in their own style do not change. The map is one matrix product. Its gradient, to
+    both roots, so that features with themselves as style do not change. The map is one matrix product. Its gradient, to
     content and style, is exact, and can be differentiated again with `Eigh`.
 
     Args:

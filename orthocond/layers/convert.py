@@ -46,7 +46,7 @@ def convert_batchnorm(
     diagonal covariance. Weights and biases are the same objects, so an optimizer that owns them still does; one that is
     None stays None. A layer that comes right after a convolution or linear layer follows its weight where it can
     (`DecorrelatedBatchNorm2d.follow`). Which layer comes before is read from an ``nn.Sequential``, or by torch.fx from
-    the code of the model; where neither can tell, following is one line of yours.
+    the code of the model; where neither can tell, call `follow` yourself.
 
     Layers of exactly the types ``nn.BatchNorm1d/2d/3d`` and ``nn.SyncBatchNorm`` are replaced. The latter, which does
     not say how many dimensions it expects, becomes a `DecorrelatedBatchNorm2d` that is synchronized over the same
@@ -56,7 +56,7 @@ def convert_batchnorm(
     Args:
         module: A model, changed in place, or one batch normalization.
         names: The layers to replace: a name as in ``module.named_modules()``, several of them, or a predicate that is
-            called with name and layer; None takes all. The paper replaces the one after the first convolution.
+            called with name and layer; None replaces all. The paper replaces the one after the first convolution.
         groups: As for `DecorrelatedBatchNorm2d`, for all layers, or by name (1 for those that are not listed).
         group_size: The largest number of channels of a group, in place of ``groups``: each layer gets the fewest equal
             groups that are no larger.

@@ -113,7 +113,7 @@ def _root_of(gram: Tensor, z: Tensor, eps: float, solver: Solver, small: bool) -
 class CovariancePool2d(base.CountingSVDLayer):
     r"""Global covariance pooling of feature maps: `covariance_pool` as a layer, in place of average pooling.
 
-    It has no parameters; the 1x1 convolution that usually reduces the channels before it belongs to the model.
+    It has no parameters; the 1x1 convolution that usually reduces the channels before it is part of your model.
 
     An image with NaN or infinity makes its own output NaN and leaves the other images as they are, so that a gradient
     scaler skips the step. The buffer ``nonfinite_batches`` (not in the state) counts such batches of training.
@@ -122,7 +122,7 @@ class CovariancePool2d(base.CountingSVDLayer):
         solver: How the root is computed.
         output: ``"triu"`` for the upper triangle ``(B, d(d+1)/2)``, ``"matrix"`` for ``(B, d, d)``.
         eps: Ridge added to every eigenvalue, at least 0.
-        nonfinite: What an image with NaN or infinity does: ``"propagate"`` it to its output, or ``"raise"``.
+        nonfinite: What happens with NaN or infinity in an image: ``"propagate"`` it to its output, or ``"raise"``.
 
     Raises:
         TypeError: As `covariance_pool`.

@@ -22,13 +22,13 @@ def update_statistics(
     batches: int | None = None,
     forward: Callable[[nn.Module, Any], object] | None = None,
 ) -> int:
-    """Take the running statistics of all batch normalizations, plain and decorrelated, anew from training batches.
+    """Refresh the running statistics of all batch normalizations, plain and decorrelated, from training batches.
 
     Running averages lag behind weights that move, and averaged weights (SWA, EMA) have none of their own. This runs
     the model in training mode, without gradients, and keeps the plain average over all batches. It is the counterpart
-    of ``torch.optim.swa_utils.update_bn``, which leaves decorrelated batch normalization as it is without a word.
+    of ``torch.optim.swa_utils.update_bn``, which silently skips decorrelated batch normalization.
 
-    Afterward modes and momenta are as before. If something fails, the statistics are as before, too. A layer that no
+    Modes and momenta are restored afterward. If something fails, the statistics are restored too. A layer that no
     batch reaches keeps its statistics, with a warning.
 
     Args:
@@ -36,7 +36,7 @@ def update_statistics(
         loader: Batches: a tensor, a tuple or list whose first item is the input, or a dict of keyword arguments. They
             are moved to the device of the model.
         batches: How many of them to use at most; None means all.
-        forward: A callable that runs a batch, as it comes from the loader, through the model, for all other kinds.
+        forward: For all other kinds of batches, a callable that runs a batch from the loader through the model.
 
     Returns:
         The number of batches used.

@@ -102,7 +102,7 @@ def _retry(kind: str, a: Tensor, index: int, total: int) -> tuple[Tensor, Tensor
     raise RuntimeError(
         f"{kind} did not converge for {_describe(a, index, total)}, nor in float64, nor with a diagonal jitter of "
         f"{_JITTERS[-1]:g} times its largest entry. Use a larger eps, check the features that made it for "
-        "overflow, or use a solver without decomposition such as NewtonSchulz()."
+        "overflow, or use a solver without a decomposition, such as NewtonSchulz()."
     )
 
 

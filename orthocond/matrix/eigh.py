@@ -46,8 +46,8 @@ class Eigh(Solver):
     The gradient divides by sums of roots, never by eigenvalue gaps: it is exact where eigenvalues repeat, finite where
     they vanish, and can be differentiated a second time, in forward mode, under vmap and torch.compile.
 
-    What counts as zero: rounding of the entries moves eigenvalues by about machine epsilon times the root of n times
-    the largest one, so that a singular matrix in float32 has small eigenvalues of both signs.
+    What counts as zero: rounding of the entries moves eigenvalues by about machine epsilon times the square root of n
+    times the largest one. So a singular matrix in float32 has small eigenvalues of both signs.
 
     * Without ``eps``, eigenvalues at or below that size are left out: both roots are 0 in their directions, so
       `inv_sqrtm` of a singular matrix is the root of its pseudo-inverse.
@@ -63,12 +63,12 @@ class Eigh(Solver):
         precision: ``"input"`` computes in the input's dtype (float32 for half precision), ``"float64"`` in float64,
             ``"auto"`` in float32 while all condition numbers are below 1e3 and else again in float64. Where values
             cannot be read (torch.compile, vmap) ``"auto"`` means ``"float64"``.
-        rank_tol: Eigenvalues at or below ``rank_tol * largest`` are left out, whatever ``eps`` is. None takes the rule
+        rank_tol: Eigenvalues at or below ``rank_tol * largest`` are left out, whatever ``eps`` is. None uses the rule
             above, in which the rounding error is that of the input's dtype.
 
     Accuracy:
-        Error of value and gradient grow like machine epsilon times the condition number; see the precision table in
-        the documentation.
+        The errors of value and gradient grow like machine epsilon times the condition number; see the precision table
+        in the documentation.
     """
 
     precision: str = "auto"

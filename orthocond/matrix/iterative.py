@@ -42,7 +42,7 @@ class NewtonSchulz(Solver):
     r"""Coupled Newton-Schulz iteration, known as iSQRT-COV and, for whitening, IterNorm.
 
     :math:`Y_0 = A/c`, :math:`Z_0 = I`, then :math:`T = (3I - Z Y)/2`, :math:`Y \leftarrow Y T`,
-    :math:`Z \leftarrow T Z`; the root is :math:`\sqrt c\, Y` and the inverse root :math:`Z / \sqrt c`. It consists of
+    :math:`Z \leftarrow T Z`; the root is :math:`\sqrt c\, Y` and the inverse root :math:`Z / \sqrt c`. It needs only
     matrix products, so it suits GPUs. The gradient is that of the iteration itself, to any order.
 
     With N steps an eigenvalue below about :math:`1.5^{-2N} c` does not converge: 5 steps regularize, 20 solve.

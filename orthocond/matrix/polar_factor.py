@@ -163,7 +163,7 @@ class SVDPolar(PolarMethod):
 class NewtonSchulzPolar(PolarMethod):
     """Cubic Newton-Schulz iteration ``X ← (3 X - X Xᵀ X) / 2`` in the input's precision, at least float32.
 
-    It sees no single directions: it has no rank tolerance, and its gradient is that of the iteration.
+    It does not separate directions: it has no rank tolerance, and its gradient is that of the iteration.
 
     Attributes:
         steps: Number of steps. Each multiplies a small singular value by 1.5: 30 bring 1e-4 of the norm to 1.
@@ -183,9 +183,9 @@ class NewtonSchulzPolar(PolarMethod):
 class PolarExpress(PolarMethod):
     """Minimax-optimal quintic iteration of Amsel et al. (2025), finished by Newton-Schulz steps so that it converges.
 
-    It consists of matrix products, for GPUs, in the input's precision, at least float32. It sees no single directions:
-    it has no rank tolerance, leaves a singular value below 1e-4 of the Frobenius norm at less than 1, and its gradient
-    is that of the iteration.
+    It needs only matrix products, which suits GPUs, in the input's precision, at least float32. It does not separate
+    directions: it has no rank tolerance, leaves a singular value below 1e-4 of the Frobenius norm at less than 1, and
+    its gradient is that of the iteration.
 
     Attributes:
         steps: Number of steps; None takes as many as singular values from 1e-4 of the norm need.
@@ -240,7 +240,7 @@ def polar(g: Tensor, *, method: PolarMethod | str = _GRAM) -> Tensor:
         The polar factors, with shape, dtype and device of ``g``.
 
     Raises:
-        TypeError: If ``g`` is not a real floating-point tensor, or ``method`` is no method.
+        TypeError: If ``g`` is not a real floating-point tensor, or ``method`` is not a `PolarMethod` or a name.
         ValueError: If ``g`` has fewer than two dimensions or is not finite, or no method has that name.
 
     Accuracy:

@@ -90,7 +90,8 @@ def spectrum(a: Tensor, *, eps: float = 0.0, rank_tol: float | None = None) -> S
     A covariance can be singular by construction: a 3x3 convolution of 3 channels gives at most rank 27, and 196
     positions at most rank 195. Its condition number is then not 1e12, as rounding errors in the small eigenvalues
     suggest, but infinite without a ridge, and :math:`(\lambda_{max} + \varepsilon) / \varepsilon` with one. This
-    function reports rank, both condition numbers and both ends, and says ``singular`` where it is so.
+    function reports rank, both condition numbers and both extreme eigenvalues, and marks a singular matrix as
+    ``singular``.
 
     Args:
         a: Matrices ``(*, n, n)``, symmetric up to 1 %; their symmetric part is taken. For the weight of a layer use
@@ -149,8 +150,8 @@ def singular_spectrum(w: Tensor, *, rank_tol: float | None = None) -> Spectrum:
 
     Raises:
         TypeError: If ``w`` is not a real floating-point tensor.
-        ValueError: If ``w`` is not a batch of non-empty finite matrices, is the weight of a convolution as it stands,
-            or ``rank_tol`` is negative.
+        ValueError: If ``w`` is not a batch of non-empty finite matrices, is the weight of a convolution without
+            `matrix_view`, or ``rank_tol`` is negative.
 
     Example:
         >>> singular_spectrum(torch.diag(torch.tensor([3.0, 1.5]))).condition

@@ -22,7 +22,7 @@ _GRADIENTS = ("plain", "truncated", "top", "taylor", "pade")
 
 @dataclass(frozen=True, kw_only=True)
 class SVD(Solver):
-    r"""Singular value decomposition with a gradient of the literature (paper: appendix A).
+    r"""Singular value decomposition with a gradient from the literature (paper: appendix A).
 
     The gradient is :math:`U (K^T \circ (U^T \partial l/\partial U) + \operatorname{diag}(\partial l/\partial \lambda))
     U^T`, symmetrized, with :math:`K_{ij} = 1 / (\lambda_i - \lambda_j)`, which explodes for close eigenvalues, or one

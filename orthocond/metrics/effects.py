@@ -296,14 +296,14 @@ def plot_effect_matrix(
     title: str | None = None,
     largest: float | None = None,
 ) -> Any:
-    """Draw an effect matrix: directions down, factors across, the darker the larger the effect.
+    """Draw an effect matrix: directions are rows, factors are columns, and larger effects are darker.
 
     Args:
         effects: What `effect_matrix` gives.
         target: Path of the file to write, or matplotlib axes to draw on; None makes a new figure.
         labels: Names of the directions; None numbers them.
         title: Title of the figure.
-        largest: Value of the darkest color; None takes the largest effect. Give the same to figures to compare.
+        largest: Value of the darkest color; None uses the largest effect. Pass the same value to figures to compare.
 
     Returns:
         The axes.

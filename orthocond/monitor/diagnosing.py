@@ -28,7 +28,7 @@ def diagnose(
     *,
     eps: float | None = None,
 ) -> Diagnosis:
-    r"""Look at every layer of a model in one forward and backward, and say what is ill-conditioned and what would help.
+    r"""Inspect every layer of a model in one forward and backward: what is ill-conditioned, and what would help.
 
     Every linear layer, convolution and SVD layer gets a row. It has the condition numbers of the weight and of its
     gradient, and says which SVD layer it feeds (see `pre_svd_layer`). It also has rank, :math:`\kappa(P + \varepsilon
@@ -39,9 +39,8 @@ def diagnose(
     in the backward. Calls of ``torch.linalg.eigh`` and ``svd`` that autograd differentiates are listed with the line
     that replaces them.
 
-    The model runs in training mode. Afterwards its modes, gradients, buffers (running statistics, power iterations),
-    and the random state of torch and Python are bit for bit as before, and no optimizer or hook of a gradient is
-    involved.
+    The model runs in training mode. Its modes, gradients, buffers (running statistics, power iterations), and the
+    random state of torch and Python are restored bit for bit. No optimizer and no gradient hook is involved.
 
     Args:
         model: Any model; also inside DistributedDataParallel or torch.compile, which are left out.
@@ -55,7 +54,7 @@ def diagnose(
         eps: Ridge in the condition numbers of covariances; None takes that of each SVD layer, and 1e-5 elsewhere.
 
     Returns:
-        A `Diagnosis`: ``print`` it, or take ``failures``, ``rows``, ``decompositions``, ``to_markdown()`` or
+        A `Diagnosis`: ``print`` it, or use ``failures``, ``rows``, ``decompositions``, ``to_markdown()`` or
         ``to_json()``. The last call counts if a layer is called several times.
 
     Raises:

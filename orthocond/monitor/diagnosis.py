@@ -90,7 +90,7 @@ class LayerDiagnosis:
         kind: Its class.
         weight_shape: Shape of its weight.
         weight_rank: Rank of the weight as a matrix.
-        weight_condition: Condition number of the weight; infinite if it has not full rank.
+        weight_condition: Condition number of the weight; infinite if it does not have full rank.
         size: Dimension of the covariance: output channels; for an SVD layer, the covariance that it decomposes.
         samples: Samples in each covariance.
         rank: Rank of the covariance.
@@ -128,7 +128,7 @@ _RIGHT = (3, 4, 5, 6, 7)
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found: ``print`` it, or take ``rows``, `to_markdown` or `to_json`.
+    """What `diagnose` found: ``print`` it, or use ``rows``, `to_markdown` or `to_json`.
 
     Attributes:
         rows: A `LayerDiagnosis` for each layer, in the order of the model.

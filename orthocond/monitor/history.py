@@ -60,7 +60,7 @@ class History(list[Record]):
     ``weight_…``            The same five of the singular values of that weight, without ridge
     ``gradient_…``          The same five of the gradient that the optimizer's step finds, before NOG
     ``eta``                 Step length that OLR chose
-    ``olr_occurrence``      Fraction of the steps so far at which OLR chose another one than the learning rate
+    ``olr_occurrence``      Fraction of the steps so far at which OLR chose a step other than the learning rate
     ``solver_failures``     Decompositions that did not converge since the start
     ======================  ==========================================================================================
 

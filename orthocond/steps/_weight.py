@@ -31,7 +31,7 @@ class StepStatistics:
         steps: Steps at which it was treated.
         without_gradient: Steps at which it had no gradient, so that neither optimizer nor treatment did anything.
         skipped: Steps that a fused optimizer skipped because a GradScaler found an infinite gradient.
-        shortened: Steps at which OLR (or a control of it) took another step length than the learning rate.
+        shortened: Steps at which OLR (or a control of it) took a step length other than the learning rate.
         at_floor: Steps at which OLR took its floor. There it acts as a learning rate that is smaller by that factor.
         rates: The last step lengths η that OLR (or a control of it) chose, oldest first; empty without.
         spectra: Singular values ``(groups, min(m, n))``, descending, of gradients before NOG, by number of the step

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 class FixedLR:
     """Setting for `treat`: every step of the weight is shortened by the same factor.
 
-    It is the control of `OptimalLR`, whose exact form takes its floor at most steps: whatever this does as well is an
-    effect of a smaller rate, not of orthogonality. It differs from a smaller learning rate of the group in one thing:
-    decoupled weight decay and all else that the optimizer does to the weight is shortened too.
+    It is the control for `OptimalLR`, whose exact form takes its floor in most steps: an effect that this control has
+    too comes from the smaller rate, not from orthogonality. It differs from a smaller learning rate of the group in one
+    way: decoupled weight decay and everything else that the optimizer does to the weight is shortened too.
 
     Args:
         factor: Part of the step that is made, in [0, 1].
@@ -45,11 +45,11 @@ class RandomLR:
     """Setting for `treat`: steps of the weight are shortened at random.
 
     Each step of each weight is shortened by ``factor`` with the probability ``occurrence``, independently of all
-    others. Give it the occurrence and the mean length that `OptimalLR` had in a training. It is then the control that
-    shortens equally often and equally much, at steps that have nothing to do with the weight.
+    others. Pass the occurrence and the mean length that `OptimalLR` had in a training. The control then
+    shortens equally often and equally much, at steps that do not depend on the weight.
 
-    The draw depends on the seed, the place of the weight in `treat` and the number of its treated steps alone. It is
-    the same on all processes, and it goes on after `Treatment.load_state_dict`.
+    The draw depends only on the seed, the place of the weight in `treat` and the number of its treated steps. It is
+    the same on all processes, and continues after `Treatment.load_state_dict`.
 
     Args:
         occurrence: Probability that a step is shortened, in [0, 1].

@@ -32,12 +32,12 @@ class OptimalLR:
 
     Args:
         form: ``"exact"``, ``"newton"`` or ``"paper"``.
-        gain: The weight should be ``gain`` times an orthogonal matrix. None takes the present scale of the weight,
-            :math:`g = \|W\|_F / \sqrt{r}`: then only its condition counts, as before a normalization that undoes any
+        gain: The weight should be ``gain`` times an orthogonal matrix. None uses the current scale of the weight,
+            :math:`g = \|W\|_F / \sqrt{r}`: then only its condition matters, as before a normalization that undoes any
             scale. Not for the paper's form.
         floor: Least step as a fraction of lr, in [0, 1]. Not for the paper's form.
-        guard: Whether the paper's form needs :math:`\eta^\star > 0`, as in its authors' code. False is the switch as
-            printed, :math:`\eta^\star < lr`, which goes up the gradient where :math:`\eta^\star` is negative.
+        guard: Whether the paper's form needs :math:`\eta^\star > 0`, as in its authors' code. False is the rule as
+            printed, :math:`\eta^\star < lr`, which moves up the gradient where :math:`\eta^\star` is negative.
 
     Raises:
         ValueError: If a setting is not valid, or has no effect on the form.

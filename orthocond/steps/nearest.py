@@ -24,8 +24,8 @@ class NearestOrthogonal:
     learning rate alone sets the length of a step, and gradient clipping before it has no effect. Directions below the
     rank tolerance get 0: a zero gradient stays zero, and rounding noise is not promoted to a direction.
 
-    The optimizer works after it: momentum averages orthogonal gradients, weight decay and Adam's scaling of single
-    entries are added on top, so the step is near to orthogonal but not orthogonal. ``of="update"`` acts last instead:
+    The optimizer acts after it: momentum averages orthogonal gradients, and weight decay and Adam's scaling of single
+    entries come on top, so the step is only nearly orthogonal. ``of="update"`` acts last instead:
     the change :math:`\Delta` that the optimizer made, weight decay included, is replaced by
     :math:`(\|\Delta\|_F / \sqrt{r})\, U V^T` of its own singular vectors. It keeps the Frobenius norm of the update,
     hence the optimizer's own choice of step length: learning rate, schedule and warm-up need no new tuning.

@@ -38,7 +38,7 @@ _CHUNK = 2**18
 
 @torch.no_grad()
 def patch_covariance(module: nn.Module, batch: Tensor | Iterable[Any]) -> Tensor:
-    r"""Covariance of the input patches that a linear layer or convolution multiplies with its weight.
+    r"""Covariance of the input patches that a linear layer or convolution multiplies by its weight.
 
     With x the patches as vectors, in the order of the columns of `matrix_view`,
     :math:`\Sigma = \frac{1}{N} \sum (x - \mu)(x - \mu)^T` over all images and positions. Stride, padding and its mode,
@@ -88,14 +88,14 @@ def whitening_init_(
     orthonormal rows (columns, if W is tall) and :math:`\rho` the ridge times the mean eigenvalue of :math:`\Sigma`. The
     layer's output then has the covariance :math:`W \Sigma W^T \approx g^2 I` (for a tall W, on its range).
 
-    Q is the polar factor of :math:`W_0 (\Sigma + \rho I)^{1/2}` with :math:`W_0` the present weight: of all whitening
-    weights it is the one whose outputs are nearest to the present ones. The bias is left as it is.
+    Q is the polar factor of :math:`W_0 (\Sigma + \rho I)^{1/2}`, where :math:`W_0` is the current weight. Among all
+    whitening weights, this one has outputs nearest to the current ones. The bias is left as it is.
 
     Args:
         module: ``Linear``, ``Conv1d``, ``Conv2d`` or ``Conv3d``.
-        batch: Input of this layer, or an iterable of inputs, as in `patch_covariance`. A few thousand images settle
-            the covariance of a stem; a deep layer needs many more positions than columns.
-        ridge: Share of the mean eigenvalue added to each, so that directions without variance are not blown up.
+        batch: Input of this layer, or an iterable of inputs, as in `patch_covariance`. A few thousand images are enough
+            for the covariance of a stem; a deep layer needs many more positions than columns.
+        ridge: Fraction of the mean eigenvalue added to each, so that directions without variance are not amplified.
         gain: Standard deviation of the outputs.
         rng: Draws Q at random instead (uniformly over orthogonal matrices).
 
@@ -104,8 +104,8 @@ def whitening_init_(
 
     Raises:
         TypeError: If ``module`` is none of these layers, or a batch is not a tensor.
-        ValueError: If a batch has the wrong shape, there is no data, it is constant or not finite, the weight has not
-            full rank, or a setting is not valid.
+        ValueError: If a batch has the wrong shape, there is no data, it is constant or not finite, the weight does not
+            have full rank, or a setting is not valid.
         RuntimeError: If the weight is parametrized: start it first, then treat it.
 
     Accuracy:

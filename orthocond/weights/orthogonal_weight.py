@@ -203,17 +203,17 @@ def orthogonal(
             Either :math:`\Sigma`, symmetric positive definite ``(n, n)`` or ``(groups, n, n)``, such as
             `patch_covariance` gives; or ``"running"``: the average over the layer's own input in training mode, the
             identity until the first batch, over all processes of torch.distributed.
-        ridge: Share of the mean eigenvalue that is added to each of the metric. None takes 0 for a given metric and
-            1e-4 for the running one.
+        ridge: Fraction of the metric's mean eigenvalue that is added to each eigenvalue. None means 0 for a given
+            metric and 1e-4 for the running one.
         momentum: Weight of the newest batch in the running metric; 0 for the plain average of all.
 
     Returns:
         The module, changed in place. Assigning ``module.weight = w`` sets it to the nearest orthogonal matrix of w.
-        ``torch.nn.utils.parametrize.remove_parametrizations(module, name)`` takes the treatment off.
+        ``torch.nn.utils.parametrize.remove_parametrizations(module, name)`` removes the treatment.
 
     Raises:
-        TypeError: If ``module`` is not a module, the parameter is not real floating point, or a metric is asked for a
-            module whose weight does not multiply patches of its input.
+        TypeError: If ``module`` is not a module, the parameter is not real floating point, or a metric is requested for
+            a module whose weight does not multiply patches of its input.
         ValueError: If there is no such parameter, it has fewer than two dimensions or not full rank, or a setting is
             not valid. Later, in the forward, if the parameter of an exponential has grown above 1e12.
         RuntimeError: If the parameter is parametrized already or not initialized.

@@ -21,7 +21,7 @@ _FOUR = (((0, 2), (1, 3)), ((0, 3), (1, 2)), ((0,), (1, 2, 3)), ((1,), (0, 2, 3)
 
 
 class SkewOrthogonalConv2d(nn.Module):
-    r"""Convolution that is orthogonal as a whole, and sees farther than its kernel.
+    r"""Convolution that is orthogonal as a whole, with a receptive field larger than its kernel.
 
     The kernel V of C x C channels is made skew-symmetric, :math:`K = V - V^{flip,T}` (channels exchanged, kernel
     turned by 180 degrees): as a linear map of images, the convolution with K is a skew-symmetric matrix, also with zero
@@ -29,8 +29,8 @@ class SkewOrthogonalConv2d(nn.Module):
 
     .. math:: y = x + K * x + \tfrac{1}{2!} K * K * x + \dots + \tfrac{1}{T!} K^{*T} * x
 
-    Each term widens the receptive field by the kernel: 5 terms of a 3x3 kernel see 11x11. For C channels in and out and
-    stride 1 the map is orthogonal. Otherwise C is the larger of ``in · stride²`` and ``out``. A narrower input is
+    Each term widens the receptive field by the kernel: 5 terms of a 3x3 kernel cover 11x11. For C channels in and out
+    and stride 1 the map is orthogonal. Otherwise C is the larger of ``in · stride²`` and ``out``. A narrower input is
     padded with zero channels, which keeps norms. A wider output is cut to its first channels, which does not increase
     norms. The stride moves blocks of pixels to channels first, which is orthogonal.
 
@@ -119,7 +119,7 @@ class SkewOrthogonalConv2d(nn.Module):
 
     @torch.no_grad()
     def reset_norms(self) -> None:
-        """Start the power iteration anew; needed after the kernel was changed by hand."""
+        """Restart the power iteration; needed after the kernel was changed by hand."""
         skew = _skew(self.weight.to(at_least_float32(self.weight.dtype)))
         for index in range(len(_FOUR)):
             v = F.normalize(torch.randn_like(self.get_buffer(f"v{index}")), dim=0)

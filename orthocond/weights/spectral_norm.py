@@ -58,7 +58,7 @@ def spectral(module: nn.Module, name: str = "weight", *, iterations: int = 1) ->
     r"""Divide a weight by its largest singular value: SN of the paper.
 
     The weight becomes :math:`W / \sigma_{max}(W)`, with W the `matrix_view` and the raw W the parameter. It bounds the
-    largest singular value and does not move the ratio of largest to smallest: the condition number of W stays.
+    largest singular value and does not change the ratio of largest to smallest, the condition number of W.
 
     The norm is exact when the treatment starts, then followed by power iteration, one step for each forward in
     training mode, as in ``torch.nn.utils.parametrizations.spectral_norm``. Three things differ: a transposed
@@ -72,8 +72,8 @@ def spectral(module: nn.Module, name: str = "weight", *, iterations: int = 1) ->
         iterations: Power iterations in each training forward.
 
     Returns:
-        The module, changed in place. ``torch.nn.utils.parametrize.remove_parametrizations(module, name)`` takes the
-        treatment off.
+        The module, changed in place. ``torch.nn.utils.parametrize.remove_parametrizations(module, name)`` removes the
+        treatment.
 
     Raises:
         TypeError: If ``module`` is not a module, or the parameter is not real floating point.
