@@ -327,8 +327,8 @@ def test_spectra_before_and_after(tmp_path):
 
 
 def test_the_weight_of_a_gan_before_its_training_is_that_of_its_seed(tmp_path):
-    from orthocond.lab.config import read_config
     from orthocond.lab.generation.networks import prepare
+    from orthocond.lab.presets import read_config
 
     training = read_run(gan(tmp_path))
     before = torch.get_rng_state()

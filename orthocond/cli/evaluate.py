@@ -11,7 +11,7 @@ from rich.console import Console
 from orthocond.cli.report import add_report
 from orthocond.cli.runs import find_run
 from orthocond.cli.terminal import make_table
-from orthocond.lab.config import read_config
+from orthocond.lab.presets import read_config
 from orthocond.lab.text import printable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from orthocond.cli import settings
 from orthocond.cli.report import add_report
 from orthocond.cli.runs import find_run, last_run_with
 from orthocond.lab import presets
-from orthocond.lab.config import Config, Scale, config_diff, read_config
+from orthocond.lab.config import Config, Scale, config_diff
 from orthocond.lab.errors import UsageError
 from orthocond.lab.factories import check_import, is_factory
 from orthocond.lab.text import printable
@@ -79,7 +79,7 @@ def _start(tokens: Sequence[str]) -> Config | None:
         return settings.apply_file(config, values, file) if file is not None else config
     resume = settings.value_of(tokens, "--resume")
     if resume is not None and resume != LAST:
-        return read_config(find_run(resume, settings.value_of(tokens, "--runs") or "runs").config)
+        return presets.read_config(find_run(resume, settings.value_of(tokens, "--runs") or "runs").config)
     return None
 
 
@@ -130,7 +130,7 @@ def train(
         _check_writable(runs)
     else:
         found = find_run(resume, runs)
-        if changes := config_diff(read_config(found.config), chosen):
+        if changes := config_diff(presets.read_config(found.config), chosen):
             raise UsageError(f"A run resumes with its own settings; start a new run to change\n{changes}")
         check_import(chosen.model.name, allow_import or options.get("model__name"), found.path)
     if dry_run:

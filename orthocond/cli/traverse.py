@@ -8,9 +8,8 @@ from cyclopts import Parameter, validators
 
 from orthocond.cli.runs import find_run
 from orthocond.cli.settings import PositiveInt, whole
-from orthocond.lab.config import read_config
 from orthocond.lab.errors import UsageError
-from orthocond.lab.presets import KINDS
+from orthocond.lab.presets import has_generator
 from orthocond.lab.text import printable
 
 _SHOWN = 6  # directions, if not told
@@ -56,7 +55,7 @@ def traverse(
     if gif and out is not None and out.suffix.lower() != ".gif":
         raise UsageError(f"An animation needs a file that ends with .gif; got {out}.")
     found = find_run(run, runs)
-    if not KINDS[read_config(found.config).kind].has_generator:
+    if not has_generator(found.config):
         raise UsageError(f"traverse needs the run of a GAN; {found.path} is the run of a classifier.")
     from orthocond import directions as drawing
     from orthocond.lab.generation.directions import find_directions

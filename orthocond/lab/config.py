@@ -4,10 +4,8 @@ A class of settings is a pydantic dataclass with the rules `STRICT`, and constra
 the command line come in through `from_json` and `change`, so all of them refuse the same values with the same words.
 """
 
-import difflib
 import hashlib
 import json
-import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -61,9 +59,6 @@ class Config(Protocol):
     def describe(self) -> str: ...
 
 
-KINDS: dict[str, type] = {}
-"""The classes of configurations by the kind of experiment; each registers itself with `register`."""
-
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -104,31 +99,6 @@ def to_json(config: object) -> dict[str, Any]:
         raise TypeError(f"to_json needs an instance of a dataclass; got {config!r}.")
     result: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return result
-
-
-def register(config: type[T]) -> type[T]:
-    """Make a class of configurations known by its kind, the default of its field ``kind``."""
-    KINDS[str(next(f.default for f in fields(typing.cast(Any, config)) if f.name == "kind"))] = config
-    return config
-
-
-def read_config(values: Mapping[str, Any]) -> Config:
-    """The configuration of a run from its JSON.
-
-    Raises:
-        TypeError: If a value does not have the type of its setting.
-        ValueError: If it is no configuration of an experiment.
-    """
-    if not isinstance(values, Mapping):
-        raise TypeError(f"A configuration needs names with values; got {values!r}.")
-    package = sys.modules[__name__.rpartition(".")[0]]
-    for name in package.__all__:
-        getattr(package, name)  # the lab imports its configurations when they are asked for, which registers them
-    kind = values.get("kind", "classification")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(sorted(KINDS))}.")
-    config: Config = from_json(KINDS[kind], values)
-    return config
 
 
 def find_scale(presets: Mapping[str, Mapping[Scale, T]], name: str, scale: Scale) -> T:
@@ -248,7 +218,7 @@ def config_hash(config: object, *, without: Iterable[str] = ()) -> str:
     for path in without:
         drop = [name for name in flat if name == path or name.startswith(f"{path}.")]
         if not drop:
-            raise ValueError(f"The configuration has no setting {path!r}.{_hint(path, list(flat))}")
+            raise ValueError(f"The configuration has no setting {path!r}.{nearest(path, flat)}")
         for name in drop:
             del flat[name]
     return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]
@@ -322,7 +292,7 @@ def _explain(kind: type, entry: Any) -> tuple[type[TypeError] | type[ValueError]
         return ValueError, str(entry["ctx"]["error"])
     if name == "literal_error":
         choices = _choices(_annotation(kind, loc))
-        hint = _hint(str(value), [str(choice) for choice in choices])
+        hint = nearest(str(value), map(str, choices))
         return ValueError, f"{where} needs one of {', '.join(map(repr, choices))}; got {value!r}.{hint}"
     if name in _BOUNDS:
         words, key = _BOUNDS[name]
@@ -368,12 +338,7 @@ def _choices(kind: Any) -> tuple[Any, ...]:
 def _unknown(kind: Any, name: str, path: str) -> str:
     names = [f.name for f in fields(kind)]
     where = f"{path} ({kind.__name__})" if path else kind.__name__
-    return f"{where} has no setting {name!r}.{_hint(name, names)} It has: {', '.join(names)}."
-
-
-def _hint(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return f"{where} has no setting {name!r}.{nearest(name, names)} It has: {', '.join(names)}."
 
 
 def _dotted(loc: Iterable[Any]) -> str:

@@ -7,13 +7,13 @@ from os import PathLike
 from typing import Any
 
 from orthocond.lab.classification.task import ClassificationTask
-from orthocond.lab.config import Config, read_config
+from orthocond.lab.config import Config
 from orthocond.lab.devices import make_accelerator
 from orthocond.lab.display import Display, is_notebook
 from orthocond.lab.errors import UsageError
 from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.loop import Loop
-from orthocond.lab.presets import names, preset
+from orthocond.lab.presets import names, preset, read_config
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.finding import name_of

@@ -1,11 +1,11 @@
-"""What there is to train: the presets and methods of all kinds of experiments, without their networks."""
+"""What there is to train: configurations, presets and methods of all kinds of experiments, without their networks."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from orthocond.lab.classification import config as classification
 from orthocond.lab.classification.presets import PRESETS as CLASSIFIERS
-from orthocond.lab.config import Config, Scale, find_scale
+from orthocond.lab.config import Config, Scale, find_scale, from_json
 from orthocond.lab.generation import config as generation
 from orthocond.lab.generation.presets import PRESETS as GANS
 from orthocond.lab.grammar import Grammar
@@ -16,6 +16,7 @@ class ExperimentKind(NamedTuple):
 
     Attributes:
         title: What is trained.
+        config: The class of its configurations.
         presets: Its configurations by name and scale.
         grammar: Its methods.
         labeled: Whether its images need classes.
@@ -24,6 +25,7 @@ class ExperimentKind(NamedTuple):
     """
 
     title: str
+    config: type
     presets: Mapping[str, Mapping[Scale, Any]]
     grammar: Grammar
     labeled: bool = False
@@ -32,10 +34,30 @@ class ExperimentKind(NamedTuple):
 
 
 KINDS = {
-    "classification": ExperimentKind("classifiers", CLASSIFIERS, classification.GRAMMAR, labeled=True),
-    "generation": ExperimentKind("GANs", GANS, generation.GRAMMAR, has_generator=True, slow_evaluation=True),
+    "classification": ExperimentKind(
+        "classifiers", classification.Classification, CLASSIFIERS, classification.GRAMMAR, labeled=True
+    ),
+    "generation": ExperimentKind(
+        "GANs", generation.Generation, GANS, generation.GRAMMAR, has_generator=True, slow_evaluation=True
+    ),
 }
 """The kinds of experiments; to add one, list it here and its task in `orthocond.lab.experiments`."""
+
+
+def read_config(values: Mapping[str, Any]) -> Config:
+    """The configuration of a run from its JSON.
+
+    Raises:
+        TypeError: If a value does not have the type of its setting.
+        ValueError: If it is no configuration of an experiment.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"A configuration needs names with values; got {values!r}.")
+    kind = values.get("kind", "classification")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"There is no experiment of the kind {kind!r}. There are: {', '.join(sorted(KINDS))}.")
+    config: Config = from_json(KINDS[kind].config, values)
+    return config
 
 
 def has_generator(values: Mapping[str, Any]) -> bool:

@@ -17,7 +17,6 @@ from orthocond.lab.config import (
     Scale,
     Seed,
     Text,
-    register,
 )
 from orthocond.lab.factories import check_network, is_factory
 from orthocond.lab.grammar import Grammar
@@ -233,7 +232,6 @@ class Schedule:
         return self
 
 
-@register
 @dataclass(frozen=True, config=STRICT)
 class Classification:
     """The whole configuration of one training of a classifier.

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, joint_directions, sefa
 from orthocond.gans import EigenGenerator, SimpleGenerator
 from orthocond.generators import Generator, all_images
-from orthocond.lab.config import from_json, read_config
+from orthocond.lab.config import from_json
 from orthocond.lab.explorer.page import Exhibit, Kind
 from orthocond.lab.explorer.scores import changed_factors, scores_of
 from orthocond.lab.generation.config import Generation
 from orthocond.lab.generation.networks import load_generator
-from orthocond.lab.presets import KINDS
+from orthocond.lab.presets import has_generator
 from orthocond.lab.runs import Run
 
 _SAMPLES = 32  # latents from which effects are measured
@@ -165,7 +165,7 @@ def from_run(run: Run, *, allow_import: str | None = None) -> Exhibit:
         RuntimeError: If the run has no checkpoint yet.
         ValueError: If it is the run of a classifier, its evaluation is damaged, or as `from_module`.
     """
-    if not KINDS[read_config(run.config).kind].has_generator:
+    if not has_generator(run.config):
         raise ValueError(f"explore needs the run of a GAN; {run.path} is one of a classifier.")
     config = from_json(Generation, run.config)
     generator = load_generator(run, allow_import=allow_import)

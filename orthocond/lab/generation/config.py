@@ -17,7 +17,6 @@ from orthocond.lab.config import (
     Scale,
     Seed,
     Text,
-    register,
 )
 from orthocond.lab.factories import check_network
 from orthocond.lab.grammar import Grammar
@@ -205,7 +204,6 @@ class GanSchedule:
     optimizer: Literal["adam", "sgd"] = "adam"
 
 
-@register
 @dataclass(frozen=True, config=STRICT)
 class Generation:
     """The whole configuration of one training of a GAN.

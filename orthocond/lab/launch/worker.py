@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from orthocond.lab.config import read_config
 from orthocond.lab.devices import join_processes, part_processes
 from orthocond.lab.errors import EXPECTED, explain
 from orthocond.lab.experiments import evaluate_run, is_evaluated, train
 from orthocond.lab.launch.files import LOG, PROGRESS, header
+from orthocond.lab.presets import read_config
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run, ranks
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from orthocond.lab import experiments
-from orthocond.lab.config import read_config, to_json
-from orthocond.lab.presets import has_generator
+from orthocond.lab.config import to_json
+from orthocond.lab.presets import has_generator, read_config
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.metrics import from_json_safe
 from orthocond.lab.tables.records import Record, read_kept

@@ -7,7 +7,8 @@ from os import PathLike
 from pathlib import Path
 from warnings import warn
 
-from orthocond.lab.config import Config, read_config
+from orthocond.lab.config import Config
+from orthocond.lab.presets import read_config
 from orthocond.lab.runs.files import locked
 from orthocond.lab.runs.folder import Run
 from orthocond.lab.text import nearest, printable

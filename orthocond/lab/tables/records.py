@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from orthocond.lab.config import Config, read_config, to_json
+from orthocond.lab.config import Config, to_json
+from orthocond.lab.presets import read_config
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import locked, remove_temporaries, write_atomically
 from orthocond.lab.runs.finding import find_runs
