@@ -42,8 +42,8 @@ def find_parameter(module: nn.Module, name: str, caller: str) -> nn.Parameter:
         )
     if parametrize.is_parametrized(module, name):
         raise RuntimeError(
-            f"{caller} needs a plain parameter; {name!r} of {type(module).__name__} is already parametrized. Take the "
-            f"parametrization off with torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first."
+            f"{caller} needs a plain parameter; {name!r} of {type(module).__name__} is already parametrized. Remove "
+            f"the parametrization with torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first."
         )
     parameter = dict(module.named_parameters(recurse=False)).get(name)
     if parameter is None:

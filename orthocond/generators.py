@@ -125,7 +125,7 @@ class Generator(nn.Module):
                 errors.append(f"{(2, *shape)}: {str(error).splitlines()[0]}")
         raise ValueError(
             f"Generator: the module takes latents of neither shape. {'; '.join(errors)}. Check z_dim={self.z_dim}, or "
-            "give latent_shape."
+            "pass latent_shape."
         )
 
     def forward(self, z: Tensor) -> Tensor:
@@ -345,7 +345,7 @@ def _checked_range(values: tuple[float, float]) -> tuple[float, float]:
         low = high = math.nan
     if not -math.inf < low < high < math.inf:
         raise ValueError(
-            "Generator(range=...) needs the least and the largest value of a pixel, such as (0, 1), or None for no "
+            "Generator(range=...) needs the smallest and the largest pixel value, such as (0, 1), or None for no "
             f"limits; got {values!r}."
         )
     return low, high

@@ -161,7 +161,7 @@ def _only_on_request(folder, tmp_path, monkeypatch, capsys):
             assert "--allow-import my_networks:small" in error
     assert not (tmp_path / "imported").exists()
     assert orthocond("evaluate", folder, "--allow-import", "my_networks:small") == 2
-    assert "small of my_networks is no function" in capsys.readouterr().err
+    assert "small of my_networks is not a function" in capsys.readouterr().err
     assert (tmp_path / "imported").exists()
 
 
@@ -377,7 +377,7 @@ def test_table_takes_the_numbers_of_the_paper(asked, name, tmp_path, capsys, mon
 
 def test_table_says_which_numbers_of_the_paper_it_has(capsys):
     assert orthocond("table", "figure 5") == 2  # a drawing
-    assert "Figure 5 of the paper is not made here. There are: Figure 1, Table 1," in capsys.readouterr().err
+    assert "Figure 5 of the paper cannot be made here. There are: Figure 1, Table 1," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "train"), [("--train", True), ("--no-train", False)])

@@ -108,7 +108,7 @@ def test_only_some_measures(runs, capsys):
     assert main(["evaluate", str(run), "--only", "kappa", "--quiet"]) == 2
     assert "There is no measure 'kappa'; there are condition, frechet" in capsys.readouterr().err
     assert main(["evaluate", str(runs / "00003-classifier"), "--skip", "vp", "--quiet"]) == 2
-    assert "leave --only and --skip out" in capsys.readouterr().err
+    assert "run without --only and --skip" in capsys.readouterr().err
 
 
 def test_bench_of_a_gan(tmp_path, capsys):

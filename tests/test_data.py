@@ -323,7 +323,7 @@ def test_broken_and_strange_files(tmp_path):
         with pytest.raises(ValueError, match=rf"(?s){name} cannot be read .*Copy or pack it again"):
             load(tmp_path / name)
     (tmp_path / "d.txt").touch()
-    with pytest.raises(ValueError, match=r"d.txt is no data set"):
+    with pytest.raises(ValueError, match=r"d.txt is not a data set"):
         load(tmp_path / "d.txt")
 
 

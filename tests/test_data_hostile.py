@@ -339,7 +339,7 @@ def test_a_zip_that_lies(tmp_path):
         archive.writestr("a.png", encoded(np.zeros((64, 64, 3), np.uint8)))
     whole = path.read_bytes()
     place = whole.index(b"PK\x01\x02")
-    for offset, size, message in ((24, 4, "has not the 1 bytes"), (16, 4, "checksum"), (42, 4, "not where")):
+    for offset, size, message in ((24, 4, "does not have the 1 bytes"), (16, 4, "checksum"), (42, 4, "not where")):
         lie = bytearray(whole)
         lie[place + offset : place + offset + size] = (1).to_bytes(size, "little")
         path.write_bytes(lie)

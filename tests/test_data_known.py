@@ -109,7 +109,7 @@ def test_an_interrupted_download_goes_on(server, cifar, tmp_path):
 
 def test_a_download_goes_on_in_another_process(server, cifar, tmp_path):
     server.stops = [1000, 0, 0]
-    with pytest.raises(OSError, match=r"stopped after 1000 bytes .*What has come is kept.*run the same again"):
+    with pytest.raises(OSError, match=r"stopped after 1000 bytes .*What was downloaded is kept.*run the same command"):
         get("cifar100", tmp_path / "root")
     assert visible(tmp_path / "root") == [".cifar-100-python.tar.gz.part"]
     with pytest.raises(FileNotFoundError, match="orthocond data get cifar100"):

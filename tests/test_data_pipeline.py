@@ -209,7 +209,7 @@ def test_errors():
         ({"batch_size": 5, "world_size": 2}, "needs a multiple of world_size=2; got 5"),
         ({"batch_size": 4, "world_size": 2, "rank": 2}, "needs less than world_size=2; got 2"),
         ({"batch_size": 4, "std": 0.0}, "std=...\\) needs numbers above 0"),
-        ({"batch_size": 4, "size": 8}, "size=8\\) is larger than the images, whose shorter side is 4\\. Give resize"),
+        ({"batch_size": 4, "size": 8}, "size=8\\) is larger than the images, whose shorter side is 4\\. Pass resize"),
         ({"batch_size": 4, "crop_padding": -1}, "crop_padding=...\\) needs an integer of at least 0"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -225,7 +225,7 @@ def test_errors():
 def test_files_of_several_sizes_need_a_size(tmp_path):
     write_tree(tmp_path, ["0.png"])
     write_tree(tmp_path, ["1.png"], width=9)
-    with pytest.raises(ValueError, match=r"several or unknown sizes: give Pipeline size=..."):
+    with pytest.raises(ValueError, match=r"several or unknown sizes: pass size=..."):
         Pipeline(data=load(tmp_path), batch_size=2, train=True)
 
 

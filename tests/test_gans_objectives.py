@@ -201,11 +201,11 @@ def test_gradient_penalty_at_a_flat_discriminator_has_no_nan():
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda: r1(lambda x: x, images()), ValueError, "r1 needs one logit an image; 5 images gave"),
+        (lambda: r1(lambda x: x, images()), ValueError, "r1 needs one logit per image; 5 images gave"),
         (lambda: r2(lambda x: x.sum(), [1]), TypeError, "torch.Tensor"),
         (lambda: gradient_penalty(lambda x: x, images(5), images(4)), ValueError, "as many fake images"),
         (lambda: gradient_penalty(lambda x: x, images(), images(), center=-1), ValueError, "at least 0"),
-        (lambda: gradient_penalty(lambda x: x, images(5), images(5), t=torch.rand(4)), ValueError, "one t a pair, 5"),
+        (lambda: gradient_penalty(lambda x: x, images(5), images(5), t=torch.rand(4)), ValueError, "one t per pair, 5"),
         (
             lambda: gradient_penalty(lambda x: x, images(), images(), t=torch.rand(5), rng=torch.Generator()),
             ValueError,

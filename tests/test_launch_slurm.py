@@ -341,7 +341,7 @@ def test_what_sbatch_refuses_is_said_once_with_what_to_check(tmp_path, cloud, mo
 
     there = open_or_create(tmp_path, CONFIGS[0])
     monkeypatch.setattr("submitit.SlurmExecutor", lambda *_, **__: Executor())
-    words = "Slurm did not take the jobs. sbatch says: .*invalid partition specified: gpus\nCheck the options"
+    words = "Slurm rejected the jobs. sbatch says: .*invalid partition specified: gpus\nCheck the options"
     with pytest.raises(RuntimeError, match=words):
         launch(CONFIGS, tmp_path, executor=_slurm())
     assert capsys.readouterr().err == ""  # the error says it

@@ -114,7 +114,7 @@ def test_covariance_rounded_to_half_precision_is_repaired_with_a_warning():
 def test_statistics_that_are_not_finite_are_named_once_and_give_nan():
     layer = DecorrelatedBatchNorm1d(6)
     layer.running_covariance[0, 2, 3] = float("nan")
-    with pytest.warns(UserWarning, match=r"DecorrelatedBatchNorm1d\(6\) holds NaN .* take the statistics anew"):
+    with pytest.warns(UserWarning, match=r"DecorrelatedBatchNorm1d\(6\) holds NaN .* refresh the statistics"):
         layer.eval()
     assert layer(features(5, 6)).isnan().all()  # and says no more
     layer.reset_running_stats()

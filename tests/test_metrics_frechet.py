@@ -240,10 +240,10 @@ def test_a_wrong_or_damaged_reference_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no reference"):
         pixels().load_reference(tmp_path / "nowhere")
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ValueError, match="damaged or no safetensors file"):
+    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
         pixels().load_reference(path)
     save_file({"mean": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="no Fréchet reference of this version"):
+    with pytest.raises(ValueError, match="not a Fréchet reference of this version"):
         pixels().load_reference(path)
     metadata = {"format": "orthocond Fréchet reference 1", "kind": "fd", "name": "pixels", "count": "3"}
     save_file({"mean": torch.zeros(2), "scatter": torch.zeros(3, 3)}, path, metadata)

@@ -174,7 +174,7 @@ def test_compare_is_the_report_of_two_runs(tmp_path, monkeypatch, capsys):
         (["report", "file.txt"], "file.txt is no folder"),
         (["report", "run", "--out", "page.txt"], "ends with .html"),
         (["report", "run", "--out", "no/page.html"], "there is no no"),
-        (["report", "run", "table"], "is a table, whose report stands alone"),
+        (["report", "run", "table"], "is a table, which needs its own report"),
     ],
 )
 def test_wrong_values_are_one_sentence(tmp_path, monkeypatch, capsys, tokens, text):

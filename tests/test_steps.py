@@ -338,7 +338,7 @@ def test_an_under_scaled_weight_gets_the_wrong_sign_from_the_paper():
         (lambda: NearestOrthogonal(rank_tol=-1.0), "at least 0"),
         (lambda: NearestOrthogonal(scale="muon"), "'spectral', 'rms'; got 'muon'"),
         (lambda: NearestOrthogonal(scale=0.0), "finite number above 0; got 0.0"),
-        (lambda: NearestOrthogonal("polar-express", rank_tol=0.1), "sees no ranks"),
+        (lambda: NearestOrthogonal("polar-express", rank_tol=0.1), "has no ranks"),
         (lambda: optimal_lr(torch.ones(3, 3), torch.ones(3, 2)), "same shape"),
         (lambda: optimal_lr(torch.ones(3), torch.ones(3)), "same shape"),
         (lambda: optimal_lr(torch.ones(3, 3), torch.ones(3, 3), form="paper", gain=2.0), "no gain"),

@@ -481,5 +481,5 @@ def test_times(tmp_path, monkeypatch):
 
 
 def test_times_that_were_not_measured_are_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="leave --no-train out to measure it"):
+    with pytest.raises(FileNotFoundError, match="run without --no-train to measure it"):
         _make(tmp_path, "time")

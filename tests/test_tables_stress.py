@@ -103,7 +103,7 @@ def test_numbers_that_are_there_are_kept(table, tmp_path):
     before = (table / "table.md").read_bytes()
     catalog.TABLES["solver-stress"].write(table, Material("laptop", 1, {}, measure=False))
     assert (table / "table.md").read_bytes() == before
-    with pytest.raises(FileNotFoundError, match="leave --no-train out"):
+    with pytest.raises(FileNotFoundError, match="run without --no-train"):
         catalog.TABLES["solver-stress"].write(tmp_path, Material("laptop", 1, {}, measure=False))
 
 

@@ -56,7 +56,7 @@ def robust_pca(m: Tensor, sparsity: float) -> tuple[Tensor, Tensor, int]:
     off = float(gap.norm() / m.norm())
     raise RuntimeError(
         f"Robust PCA did not converge in {_MOST_ITERATIONS} iterations; it is off by {off:.2g}. "
-        "Take a larger sparsity, or method='resefa'."
+        "Use a larger sparsity, or method='resefa'."
     )
 
 
@@ -76,7 +76,7 @@ def _low_rank_part(m: Tensor, sparsity: float, where: str) -> tuple[Tensor, Tens
     if not rank:
         raise ValueError(
             f"region_directions: robust PCA with sparsity={sparsity:.3g} finds nothing of low rank in how {where} "
-            "changes. Take a larger sparsity, or method='resefa'."
+            "changes. Use a larger sparsity, or method='resefa'."
         )
     values, vectors = eigh(low)
     order = values.abs().argsort(descending=True)
@@ -98,7 +98,7 @@ def _low_rank(inside: Tensor, outside: Tensor, sparsity: float, relax: int) -> t
     if not found.shape[1]:
         raise ValueError(
             "region_directions(method='lowrank'): whatever changes the region changes the rest of the image too. "
-            "Take a larger relax, or method='resefa'."
+            "Use a larger relax, or method='resefa'."
         )
     return (found * (inside @ found)).sum(0), found
 
@@ -110,7 +110,7 @@ def _generalized(inside: Tensor, outside: Tensor, ridge: float) -> tuple[Tensor,
     if failed or not outside.any():
         raise ValueError(
             "region_directions(method='resefa'): there are directions that do not change the rest of the image at all, "
-            "so that the quotient is infinite. Take a ridge above 0, or method='lowrank'."
+            "so that the quotient is infinite. Use a ridge above 0, or method='lowrank'."
         )
     half = torch.linalg.solve_triangular(factor, inside, upper=False)
     values, u = eigh(torch.linalg.solve_triangular(factor, half.mT, upper=False))
@@ -200,7 +200,7 @@ def region_directions(
         raise ValueError(f"{name} needs at least 2 latent dimensions, to choose between; got {d}.")
     region = check_mask(mask, all_images(generator, z[:1], 1, name), name)
     if region.all():
-        raise ValueError(f"{name} needs a rest of the image that stays; the mask covers all. Use jacobian_directions.")
+        raise ValueError(f"{name} needs a region smaller than the image; the mask covers all. Use jacobian_directions.")
     with evaluating(generator):
         found = derivative_of(generator, z, derivative, name)
         grams = gram_matrices(found, z, batch_size, [region, ~region], gray)

@@ -355,8 +355,8 @@ def parameter_groups(
     layers = list(getattr(generator, "subspaces", []))
     if not layers:
         raise ValueError(
-            f"parameter_groups needs a generator with subspaces; {type(generator).__name__} has none. Give its "
-            "parameters to the optimizer as they are."
+            f"parameter_groups needs a generator with subspaces; {type(generator).__name__} has none. Pass its "
+            "parameters to the optimizer directly."
         )
     for name, rate in {"lr": lr, "subspace_lr": subspace_lr, "importance_lr": importance_lr}.items():
         if rate is not None:

@@ -79,8 +79,8 @@ class EMA:
         others = sorted(parameters.keys() ^ averages.keys() | buffers.keys() ^ copies.keys())
         if others:
             raise ValueError(
-                f"EMA.update needs the model that it was made of; {others[0]!r} is not in both. Unwrap it, or make the "
-                "EMA after parametrizations."
+                f"EMA.update needs the model that it was made from; {others[0]!r} is not in both. Unwrap it, or make "
+                "the EMA after parametrizations."
             )
         for name, average in averages.items():
             average.lerp_(parameters[name].to(average.device), 1 - decay)

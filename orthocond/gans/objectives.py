@@ -207,7 +207,7 @@ def gradient_penalty(
     elif rng is not None:
         raise ValueError("gradient_penalty needs t, or rng= to draw it with; got both.")
     elif t.numel() != len(real):
-        raise ValueError(f"gradient_penalty needs one t a pair, {len(real)}; got shape {tuple(t.shape)}.")
+        raise ValueError(f"gradient_penalty needs one t per pair, {len(real)}; got shape {tuple(t.shape)}.")
     t = t.to(real).reshape(-1, *(1,) * (real.ndim - 1))
     gradient = _gradient(discriminator, torch.lerp(fake.detach(), real.detach(), t), "gradient_penalty")
     if center == 0:
@@ -223,7 +223,7 @@ def _gradient(discriminator: Discriminator, images: Tensor, caller: str) -> Tens
         logits = discriminator(x)
         if logits.numel() != len(x):
             raise ValueError(
-                f"{caller} needs one logit an image; {len(x)} images gave logits of shape {tuple(logits.shape)}."
+                f"{caller} needs one logit per image; {len(x)} images gave logits of shape {tuple(logits.shape)}."
             )
         (gradient,) = torch.autograd.grad(logits.sum(), x, create_graph=differentiable)
     return gradient.flatten(1)

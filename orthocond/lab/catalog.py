@@ -79,7 +79,7 @@ def find(name: str) -> Table:
         raise ValueError(f"There is no table {name!r}.{nearest(name, TABLES)} There are: {', '.join(TABLES)}.")
     place = f"{'Figure' if (number[1] or '').lower() == 'fig' else 'Table'} {int(number[2])}"
     if place not in _IN_PAPER:
-        raise ValueError(f"{place} of the paper is not made here. There are: {', '.join(_IN_PAPER)}.")
+        raise ValueError(f"{place} of the paper cannot be made here. There are: {', '.join(_IN_PAPER)}.")
     return TABLES[_IN_PAPER[place]]
 
 
@@ -209,7 +209,7 @@ def make(
             raise RuntimeError(f"All trainings of {name} failed. The first one said:\n{first.text.strip()}{log}")
         raise FileNotFoundError(
             f"There are no trainings for {name} at scale {scale}, neither in {runs} nor kept in {out}. "
-            "Leave --no-train out to train them (in Python: train=True)."
+            "Run without --no-train to train them (in Python: train=True)."
         )
     keep(records.values(), out)
     folder = Path(out) / (name if scale == "laptop" else f"{name}-{scale}")

@@ -29,7 +29,9 @@ def make_accelerator(precision: str, run: Run, tracker: str | None = None) -> "A
     from accelerate import Accelerator
 
     if precision == "fp16" and not torch.accelerator.is_available():
-        raise ValueError("Precision fp16 needs a GPU, and there is none. Use bf16, which a CPU has too, or no.")
+        raise ValueError(
+            "Precision fp16 needs a GPU, and there is none. Use bf16, which also works on a CPU, or no, for float32."
+        )
 
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),

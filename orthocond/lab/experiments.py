@@ -105,7 +105,7 @@ def evaluate_run(
     task = task_of(read_config(run.config))
     some: dict[str, Any] = {"only": only, "skip": skip} if task.measures else {}
     if (only or skip) and not some:
-        raise UsageError(f"Runs of {task.kind} are evaluated as a whole; leave --only and --skip out.")
+        raise UsageError(f"Runs of {task.kind} are evaluated as a whole; run without --only and --skip.")
     return task.evaluate(run, root=root, allow_import=allow_import, progress=progress, **some)
 
 

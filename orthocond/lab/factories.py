@@ -80,13 +80,13 @@ def load_factory(name: str) -> Callable[..., Any]:
         found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, ValueError) as error:
         raise FactoryError(
-            f"{name}: there is no module {module} ({error}). Give package.module:function of a module "
+            f"{name}: there is no module {module} ({error}). Pass package.module:function of a module "
             "that Python finds, for example one in the current directory."
         ) from error
     except AttributeError as error:
         raise FactoryError(f"{name}: {module} has no {function}.") from error
     if not callable(found):
-        raise FactoryError(f"{name}: {function} of {module} is no function.")
+        raise FactoryError(f"{name}: {function} of {module} is not a function.")
     return found
 
 

@@ -180,6 +180,6 @@ def blame_features(x: Tensor, name: str, error: Exception | None = None) -> None
     bad = int((~torch.isfinite(x)).sum())
     if bad:
         raise ValueError(
-            f"{name} needs finite features; {bad} of {x.numel()} are NaN or infinite. Look for an overflow, a too "
-            "large learning rate or a division by zero before this layer."
+            f"{name} needs finite features; {bad} of {x.numel()} are NaN or infinite. Look for an overflow, too "
+            "large a learning rate or a division by zero before this layer."
         ) from error

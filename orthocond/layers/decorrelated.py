@@ -221,7 +221,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         if reason is not None:
             raise ValueError(
                 f"{name} needs a convolution or linear layer with at most as many inputs as outputs, so that the "
-                f"statistics can go along; {reason}. Use orthocond.update_statistics(model, loader) before evaluation."
+                f"statistics can follow; {reason}. Use orthocond.update_statistics(model, loader) before evaluation."
             )
         weight = weight_of(layer, self.groups)
         if layer is self.follows and self.running_weight is not None and weight.shape == self.running_weight.shape:
@@ -411,7 +411,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         except (ValueError, RuntimeError) as error:
             raise RuntimeError(
                 f"{owner} cannot compute the whitening matrix of its running covariance: {error} Load a sound state, "
-                "or take the statistics anew with orthocond.update_statistics(model, loader)."
+                "or refresh the statistics with orthocond.update_statistics(model, loader)."
             ) from error
 
     @torch.inference_mode(False)

@@ -165,7 +165,7 @@ def stored_whitening(covariance: Tensor, eps: float, solver: Solver, owner: str)
 
 def _warn(owner: str, finding: str) -> None:
     warnings.warn(
-        f"The running covariance of {owner} {finding}. Load a sound state in float32, or take the statistics anew with "
+        f"The running covariance of {owner} {finding}. Load a sound state in float32, or refresh the statistics with "
         "orthocond.update_statistics(model, loader).",
         stacklevel=3,
     )

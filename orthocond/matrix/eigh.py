@@ -377,11 +377,11 @@ class SecondDerivative(Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("Square roots by Eigh() can be differentiated twice; a third derivative was asked for.")
+        raise RuntimeError("Square roots by Eigh() can be differentiated twice; a third derivative was requested.")
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("Square roots by Eigh() can be differentiated twice; a third derivative was asked for.")
+        raise RuntimeError("Square roots by Eigh() can be differentiated twice; a third derivative was requested.")
 
 
 def _half_second(g: Tensor, h: Tensor, root: Tensor, inverse: bool) -> Tensor:

@@ -216,7 +216,7 @@ def polar_method(name: str, rank_tol: float | None = None) -> PolarMethod:
     if name in _DECOMPOSITIONS:
         return _DECOMPOSITIONS[name](rank_tol=rank_tol)
     if rank_tol is not None:
-        raise ValueError(f"A rank tolerance needs method='gram' or 'svd'; {name!r} sees no ranks.")
+        raise ValueError(f"A rank tolerance needs method='gram' or 'svd'; {name!r} has no ranks.")
     return _ITERATIONS[name]
 
 

@@ -55,6 +55,6 @@ class DifferentiableOnce(Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            f"Square roots by {ctx.name}() can be differentiated once; a second derivative was asked for. "
+            f"Square roots by {ctx.name}() can be differentiated once; a second derivative was requested. "
             "Use Eigh() or NewtonSchulz()."
         )

@@ -234,7 +234,7 @@ class FrechetDistance:
             self._warned = True
             warnings.warn(
                 f"{' and '.join(short)} images give a singular covariance of {real.features} features: the distance is "
-                f"biased upwards. Use more than {real.features} images, or compare only values of the same counts.",
+                f"biased upward. Use more than {real.features} images, or compare only values of the same counts.",
                 stacklevel=3,
             )
 
@@ -355,9 +355,9 @@ def _read_reference(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a dictionary)
     except error_kind as error:
-        raise ValueError(f"{path} is damaged or no safetensors file ({error}). Make it again.") from error
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error}). Make it again.") from error
     if metadata.get("format") != _FORMAT or not {"kind", "name", "count"} <= set(metadata):
-        raise ValueError(f"{path} is no Fréchet reference of this version; make it with save_reference.")
+        raise ValueError(f"{path} is not a Fréchet reference of this version; make it with save_reference.")
     return metadata, tensors
 
 

@@ -158,7 +158,7 @@ def path_length(
     if not 0 < eps < 1:
         raise ValueError(f"path_length(eps=...) needs a number between 0 and 1; got {eps!r}.")
     if not 0 <= trim < 0.5:
-        raise ValueError(f"path_length(trim=...) needs a part from 0 up to 0.5; got {trim!r}.")
+        raise ValueError(f"path_length(trim=...) needs a fraction from 0 to below 0.5; got {trim!r}.")
     generator = as_generator(generator, "path_length")
     if interpolation == "auto":
         interpolation = "slerp" if generator.prior == "normal" else "lerp"

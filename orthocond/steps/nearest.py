@@ -73,7 +73,7 @@ class NearestOrthogonal:
             check_not_negative(self.rank_tol, "NearestOrthogonal(rank_tol=...)")
             if self.method not in ("gram", "svd"):
                 raise ValueError(
-                    f"NearestOrthogonal(rank_tol=...) needs method='gram' or 'svd'; {self.method!r} sees no ranks."
+                    f"NearestOrthogonal(rank_tol=...) needs method='gram' or 'svd'; {self.method!r} has no ranks."
                 )
 
     def nearest(self, matrices: Tensor) -> Tensor:

@@ -64,9 +64,9 @@ class Entry:
             inflate = zlib.decompressobj(-15)
             content = inflate.decompress(content, self.deflated + 1)
             if len(content) != self.deflated:
-                raise OSError(f"it has not the {self.deflated} bytes that the archive says")
+                raise OSError(f"it does not have the {self.deflated} bytes that the archive states")
         if self.crc is not None and zlib.crc32(content) != self.crc:
-            raise OSError("its content has not the checksum that the archive says")
+            raise OSError("its content does not have the checksum that the archive states")
         return content
 
     def open(self) -> BinaryIO:

@@ -129,7 +129,7 @@ def unpickle(content: bytes, name: object) -> Any:
         return _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a broken pickle can raise nearly anything
         raise ValueError(
-            f"{name} is not a CIFAR file ({printable(error)}). Take the official python version again."
+            f"{name} is not a CIFAR file ({printable(error)}). Download the official Python version again."
         ) from error
 
 

@@ -152,7 +152,7 @@ def _into_memory(data: ImageData, options: Options) -> bool:
     if data.size is None:
         if options.in_memory:
             raise ValueError(
-                f"{data.source}: in_memory=True needs images of one size; {data.notes[-1]}. Give size=... to load too."
+                f"{data.source}: in_memory=True needs images of one size; {data.notes[-1]}. Pass size=... to load too."
             )
         return False
     fits = 3 * data.size[0] * data.size[1] * len(data) <= _MEMORY

@@ -226,7 +226,7 @@ def get(name: str, root: str | os.PathLike[str] | None = None, progress: Progres
         raise ValueError("sprites are built in: there is nothing to get.")
     if name not in KNOWN:
         raise ValueError(
-            f"There is no data set {name!r} that can be got.{nearest(name, KNOWN)} There are: {', '.join(KNOWN)}, and "
+            f"There is no data set {name!r} to download.{nearest(name, KNOWN)} There are: {', '.join(KNOWN)}, and "
             "hf:<name of a Hugging Face data set>."
         )
     known = KNOWN[name]
@@ -260,8 +260,8 @@ def _retrieve(file: RemoteFile, root: Path, home: str, progress: Progress | None
         pooch.retrieve(file.url, file.checksum, target.name, target.parent, downloader=download)
     except ValueError as error:  # of pooch: another checksum
         raise ValueError(
-            f"What came from {file.url} does not have the checksum {file.checksum}, and was deleted. Try again; if it "
-            f"stays so, see {home}."
+            f"The file from {file.url} does not have the checksum {file.checksum}, and was deleted. Try again; if it "
+            f"fails again, see {home}."
         ) from error
 
 
@@ -273,13 +273,13 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None]) ->
         try:
             return _go_on(url, part, progress)
         except urllib.error.HTTPError as error:
-            raise OSError(f"{url} is not there ({error}). Try again later, or see where it went.") from error
+            raise OSError(f"{url} is not there ({error}). Try again later, or look for its new address.") from error
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             if attempt == _ATTEMPTS:
                 came = part.stat().st_size if part.exists() else 0
                 raise OSError(
-                    f"The download of {url} stopped after {came} bytes ({error}). What has come is kept: check the "
-                    "network and run the same again to go on."
+                    f"The download of {url} stopped after {came} bytes ({error}). What was downloaded is kept: "
+                    "check the network and run the same command to resume."
                 ) from error
         except OSError as error:
             raise explained(error, part, 0) from error

@@ -146,7 +146,7 @@ def _find(source: str, root: Path) -> Path:
         if path.exists():
             if path.is_dir() or is_archive(path) or is_hub(path):
                 return path
-            raise ValueError(f"{path} is no data set: a folder, {', '.join(ARCHIVES)} or .parquet is needed.")
+            raise ValueError(f"{path} is not a data set: a folder, {', '.join(ARCHIVES)} or .parquet is needed.")
     known = names(root)
     raise FileNotFoundError(
         f"there is no data set or path {source!r}.{nearest(source, known)} "

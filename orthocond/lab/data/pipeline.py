@@ -113,14 +113,14 @@ class Pipeline:
         if len(self) == 0:
             raise ValueError(
                 f"Pipeline needs at least one batch; {len(self.data)} images make no batch of {self.batch_size}. "
-                "Take a smaller batch_size."
+                "Use a smaller batch_size."
             )
 
     def _check_sizes(self) -> None:
         own = self.data.size
         if own is None and self.size is None:
             raise ValueError(
-                f"{self.data.source} has images of several or unknown sizes: give Pipeline size=..., for example 224."
+                f"{self.data.source} has images of several or unknown sizes: pass size=..., for example 224."
             )
         least = self._resize or min(own or (0,))
         padding = self._padding if self.train else 0
@@ -128,7 +128,7 @@ class Pipeline:
             raise ValueError(
                 f"Pipeline(size={self.size}) is larger than the images, whose shorter side is {least}"
                 + (f" with a padding of {padding}" if padding else "")
-                + f". Give resize=..., at least {self.size}."
+                + f". Pass resize=..., at least {self.size}."
             )
 
     def __len__(self) -> int:

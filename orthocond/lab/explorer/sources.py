@@ -166,7 +166,7 @@ def from_run(run: Run, *, allow_import: str | None = None) -> Exhibit:
         ValueError: If it is the run of a classifier, its evaluation is damaged, or as `from_module`.
     """
     if not has_generator(run.config):
-        raise ValueError(f"explore needs the run of a GAN; {run.path} is one of a classifier.")
+        raise ValueError(f"explore needs the run of a GAN; {run.path} is the run of a classifier.")
     config = from_json(Generation, run.config)
     generator = load_generator(run, allow_import=allow_import)
     number = run.path.name.partition("-")[0]

@@ -129,7 +129,7 @@ def _load(path: Path) -> Reference:
         tensors = load(path.read_bytes())
         frechet, kernel, images = tensors["floor"].tolist()
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and it is made again.") from error
+        raise ValueError(f"{path} is damaged ({error}); delete it, and it will be made again.") from error
     return Reference(tensors["features"], (frechet, kernel), int(images))
 
 

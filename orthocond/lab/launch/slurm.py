@@ -147,7 +147,7 @@ class Slurm:
                     jobs = [executor.submit(training) for training in trainings]
             except RuntimeError as error:  # submitit's FailedJobError
                 raise RuntimeError(
-                    f"Slurm did not take the jobs. sbatch says: {str(error).strip() or 'nothing'}\n"
+                    f"Slurm rejected the jobs. sbatch says: {str(error).strip() or 'nothing'}\n"
                     "Check the options (partition, time, gpus, account as --option account=NAME), or try again where "
                     "jobs are submitted."
                 ) from error

@@ -125,7 +125,7 @@ def read(paths: Iterable[Path]) -> WrittenTable | list[Training]:
             trainings.setdefault(folder.resolve(), read_run(folder))
         elif (folder / TABLE).is_file():
             if len(paths) > 1:
-                raise NothingToReportError(f"{folder} is a table, whose report stands alone; pass it by itself.")
+                raise NothingToReportError(f"{folder} is a table, which needs its own report; pass it alone.")
             return read_table(folder)
         else:
             inner = [p for p in sorted(folder.iterdir()) if (p / _CONFIG).is_file()] if folder.is_dir() else []

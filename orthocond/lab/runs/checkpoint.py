@@ -108,7 +108,7 @@ def read(folder: Path) -> tuple[bytes, bytes, list[str]] | None:
             skipped.append(f"Checkpoint {step} is damaged and was not used: {error}")
     if skipped:
         raise RuntimeError(
-            f"No checkpoint in {folder} is good. Start a new run, or delete that folder to begin this one again. "
+            f"No checkpoint in {folder} is good. Start a new run, or delete that folder to start this one over. "
             + " ".join(skipped)
         )
     return None

@@ -45,7 +45,7 @@ class Measured(Table):
         elif path.exists():
             content = json.loads(path.read_text())
         else:
-            raise FileNotFoundError(f"There is no {path}; leave --no-train out to measure it.")
+            raise FileNotFoundError(f"There is no {path}; run without --no-train to measure it.")
         write_json(content, path)
         write_atomically(folder / "table.csv", to_csv(self.lines(content)).encode())
         write_atomically(folder / "table.md", self.markdown(content).encode())
