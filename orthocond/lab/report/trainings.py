@@ -9,7 +9,7 @@ from typing import Any
 from orthocond.lab.report import charts
 from orthocond.lab.report.comparison import compare, how_sure, interval
 from orthocond.lab.report.content import Block, Chart, Code, Grid, Items, Legend, Page, Picture, Section
-from orthocond.lab.report.problems import problems, progress, why_nothing
+from orthocond.lab.report.problems import problems, progress, unequal_length, why_nothing
 from orthocond.lab.report.quantities import Quantity, counted, late, listed, number, outcome, quantities
 from orthocond.lab.report.sources import (
     Group,
@@ -96,6 +96,8 @@ def _numbers(groups: Sequence[Group], total: int) -> Grid:
             if len(groups) > 1:
                 factor = 100 if quantity.style == "part" else 1
                 sure = "baseline" if row.group is base else how_sure(row.p, row.count)
+                if unequal_length([*row.group.trainings, *base.trainings]):
+                    sure = "not comparable: unequal length"
                 line += [interval(row.difference, row.low, row.high, factor), sure]
         cells.append(line + [_late(row.group, fact) for fact in facts])
     head += [q.title for q in facts]
@@ -278,7 +280,9 @@ def _warnings(groups: Sequence[Group]) -> list[Items]:
                 logs.append(Items(training.log[-_LOG:], f"Log of {training.name}", folded=True, plain=True))
     trainings = [t for g in groups for t in g.trainings]
     if any(t.metrics for t in trainings) and (why := why_nothing(trainings)):
-        texts.append(f"Nothing can be told from {'these trainings' if several else 'this training'}: {why}.")
+        what = "from these trainings" if several else "from this training"
+        what = "about which is better" if len(groups) > 1 else what
+        texts.append(f"Nothing can be told {what}: {why}.")
     waiting = sum(t.state == "created" for g in groups for t in g.trainings)
     texts += (
         [f"{counted(waiting, 'training')} {'has' if waiting == 1 else 'have'} not begun."]
