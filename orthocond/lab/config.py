@@ -4,7 +4,6 @@ A class of settings is a pydantic dataclass with the rules `STRICT`, and constra
 the command line come in through `from_json` and `change`, so all of them refuse the same values with the same words.
 """
 
-import difflib
 import hashlib
 import json
 import sys
@@ -372,8 +371,7 @@ def _unknown(kind: Any, name: str, path: str) -> str:
 
 
 def _hint(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return nearest(name, names, cutoff=0.4)
 
 
 def _dotted(loc: Iterable[Any]) -> str:
