@@ -108,7 +108,7 @@ def test_words_compare_what_was_measured():
 def test_the_verdict_follows_from_the_numbers(as_trained, refreshed, expected):
     """With 91 % of 1000 images right, 95 % of chance differences are within 196 √(2 · 0.91 · 0.09 / 1000) = 2.5."""
     svd = module.Result(90.0, 91.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
-    full = svd._replace(accuracy=as_trained, recalibrated=refreshed, condition_on_range=25.0)
+    full = svd._replace(accuracy=as_trained, refreshed=refreshed, condition_on_range=25.0)
     text = module._verdict({"svd": svd, "nog": svd, "nog+ow+olr": full}, 1000)
     assert text.startswith("Verdict: with all treatments κ on the range is 4 times smaller")
     assert expected in text

@@ -34,9 +34,9 @@ def evaluate(
 ) -> None:
     """Evaluate the newest checkpoint of a run, and write what comes out to evaluation.json in its folder.
 
-    A classifier gets its error and top-5 error on held-out images, with the statistics of its normalization layers as
-    they are and taken anew, and rank and condition of the covariance in the SVD layer on a batch of training images. A
-    GAN gets the condition of the weights that meet the latents. Its axes, SeFa's, the Jacobian's and joint directions
+    A classifier gets its error and top-5 error on held-out images, as trained and with refreshed statistics of
+    its normalization layers, and rank and condition of the covariance in the SVD layer on a batch of training images.
+    A GAN gets the condition of the weights that meet the latents. Its axes, SeFa's, the Jacobian's and joint directions
     get predictability, activeness, off-diagonal energy, traversals, and scores against the true factors of sprites.
     Other images get distances to the training images.
 

@@ -45,7 +45,7 @@ class Result(NamedTuple):
     """What the table says about a method; None where it has no such number."""
 
     accuracy: float
-    recalibrated: float
+    refreshed: float
     condition: float
     condition_on_range: float
     rank: int
@@ -166,7 +166,7 @@ def _cells(name: str, row: Result) -> tuple[str, ...]:
     return (
         name,
         f"{row.accuracy:.1f} %",
-        f"{row.recalibrated:.1f} %",
+        f"{row.refreshed:.1f} %",
         f"{row.condition:,.0f}",
         f"{row.condition_on_range:,.0f}",
         f"{row.rank}/64",
@@ -206,7 +206,7 @@ def _words(rows: Mapping[str, Result], config: Classification) -> Sequence[str]:
         f"{_compared(nog.condition_on_range, svd.condition_on_range)} with nog alone. An orthogonal weight passes on "
         "the κ of the images' own patches, no less: neighboring pixels are alike.",
         f"Accuracies are {', '.join(f'{row.accuracy:.1f} % ({name})' for name, row in rows.items())}, with refreshed "
-        f"statistics {', '.join(f'{row.recalibrated:.1f} %' for row in rows.values())}; guessing gives 8.3 %.",
+        f"statistics {', '.join(f'{row.refreshed:.1f} %' for row in rows.values())}; guessing gives 8.3 %.",
         _verdict(rows, config.data.held_out or 1),
         "What more is known: results/README.md of the project has the claims of the paper on full CIFAR-10, with "
         "controls, rates tuned for each method and up to ten seeds; `orthocond table cifar10-claims` makes that "
@@ -218,8 +218,8 @@ def _verdict(rows: Mapping[str, Result], images: int) -> str:
     """Whether conditioning and accuracy moved together, and by more than the held-out images leave open."""
     svd, full = rows["svd"], rows["nog+ow+olr"]
     kappa = _compared(full.condition_on_range, svd.condition_on_range)
-    gains = full.accuracy - svd.accuracy, full.recalibrated - svd.recalibrated
-    share = svd.recalibrated / 100
+    gains = full.accuracy - svd.accuracy, full.refreshed - svd.refreshed
+    share = svd.refreshed / 100
     noise = 196 * math.sqrt(2 * share * (1 - share) / images)  # 95 % of the differences of two shares that are equal
     lag = gains[0] - gains[1]
     if abs(gains[1]) <= noise:
