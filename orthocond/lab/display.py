@@ -14,7 +14,7 @@ from rich.text import Text
 from orthocond.lab.progress import Progress
 
 _QUIET_SECONDS = 30.0  # between lines of one training, but every tenth of it has one
-_BRISK_SECONDS = 5.0  # between lines of a stage of an evaluation, for each tenth of it
+_BRISK_SECONDS = 15.0  # between lines of a stage of an evaluation, for each tenth of it
 _MANY = 8  # trainings of which all keep their bars; of more, those that run
 
 _ALL = "all"
