@@ -233,6 +233,10 @@ def test_stale_statistics_are_told(tmp_path):
     run = classifier(tmp_path)
     (run / "evaluation.json").write_text(json.dumps({"step": 400, "error": 20.0, "recalibrated_error": 15.0}))
     assert any("20.0 % as trained and 15.0 % with refreshed statistics" in text for text in problems(read_run(run)))
+    text = opened(run).text
+    assert "refreshed_error 15" in text
+    assert "As in evaluation.json, where refreshed is recalibrated." in text
+    assert text.count("recalibrated") == 1
 
 
 def test_an_evaluation_of_an_earlier_step_is_left_out_and_told(tmp_path):

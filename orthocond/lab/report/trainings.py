@@ -132,6 +132,9 @@ def _late(group: Group, quantity: Quantity) -> str:
     return quantity.write(fmean(values)) if values else "–"
 
 
+_KEY_AND_WORD = "recalibrated", "refreshed"  # the key of old records, and what people read everywhere
+
+
 def _evaluation(groups: Sequence[Group]) -> list[Grid]:
     """Every single number of the evaluations, beside each other."""
     measured = [(g.label, t) for g in groups for t in g.trainings if t.evaluation]
@@ -140,9 +143,12 @@ def _evaluation(groups: Sequence[Group]) -> list[Grid]:
         return []
     shown = measured[:12]
     head = ["", *(f"{label}, seed {t.config.get('seed', '–')}" if len(shown) > 1 else "value" for label, t in shown)]
-    rows = [[path, *(number(t.number(path), 4) for _, t in shown)] for path in paths]
+    rows = [[path.replace(*_KEY_AND_WORD), *(number(t.number(path), 4) for _, t in shown)] for path in paths]
     left = f" The first {len(shown)} of {len(measured)} are shown." if len(shown) < len(measured) else ""
-    return [Grid(head, rows, "Everything that the evaluation measured", f"As in evaluation.json.{left}", folded=True)]
+    key, word = _KEY_AND_WORD
+    also = f", where {word} is {key}" if any(key in path for path in paths) else ""
+    note = f"As in evaluation.json{also}.{left}"
+    return [Grid(head, rows, "Everything that the evaluation measured", note, folded=True)]
 
 
 def _numbers_in(values: Any, prefix: str = "") -> list[tuple[str, float]]:
