@@ -1,12 +1,14 @@
 import itertools
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from lab_helpers import tiny, train
 from torch import nn
 
+from orthocond.lab import experiments
 from orthocond.lab.classification.data import load_data, pipeline
 from orthocond.lab.classification.evaluate import evaluate, recalibrate, score, scores, settle
 from orthocond.lab.classification.networks.prepare import load_model, prepare
@@ -49,6 +51,32 @@ def test_evaluation_agrees_with_the_training(tmp_path, method):
     assert values["recalibrated_loss"] != values["loss"]
     assert ("rank" in values) == (method != "bn")
     assert json.loads((run.path / "evaluation.json").read_text()) == values
+    page = (Path(__file__).parents[1] / "docs" / "runs.md").read_text()
+    assert [key for key in values if f"`{key}`" not in page] == []
+
+
+def test_those_who_watch_see_every_stage_after_the_last_step(tmp_path):
+    config = tiny("svd")
+    seen = []
+    experiments.train(config, Run.create(tmp_path, "tiny", config), progress=seen.append)
+    steps = [state for state in seen if not state.stage]
+    first = next(place for place, state in enumerate(seen) if state.stage)
+    assert seen[first - 1].step == steps[-1].steps - 1
+    assert [(s.stage, s.step > 0) for s in seen[first : first + 2]] == [
+        ("errors on held-out images", d) for d in (0, 1)
+    ]
+    assert steps[-1].numbers["error"] is not None
+    assert list(dict.fromkeys(s.stage for s in seen[seen.index(steps[-1]) + 1 :])) == [
+        "loading network and images",
+        "errors as trained",
+        "condition of the SVD layer",
+        "errors with the lag ignored",
+        "settling statistics",
+        "errors with settled statistics",
+        "refreshing statistics",
+        "errors with refreshed statistics",
+    ]
+    assert seen[-1].step == seen[-1].steps
 
 
 def test_evaluation_tells_where_the_loss_of_stale_statistics_comes_from(tmp_path):
@@ -111,3 +139,4 @@ def test_a_top_5_error_is_told_where_it_can_be_more_than_0(classes, known):
     names = [score.name for score in scores(found)]
     assert ("top-5 error, as trained" in names) == known
     assert names[0] == "error, as trained"
+    assert "error, refreshed" in names

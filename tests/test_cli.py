@@ -268,6 +268,7 @@ BAD_USAGE = [
     ("train gan-sprites --steps 30", "Did you mean --schedule.steps?"),
     ("train dbn-sprites-small --lr=0.1", "Did you mean --schedule.lr?"),
     ("train dbn-sprites-small --model resnet51", "Did you mean 'resnet50'?"),
+    ("train dbn-sprite", "Did you mean 'dbn-sprites-small'?"),
     ("train dbn-sprites-small --data.noise 1 --data cifar10", "data.noise is a setting of sprites; cifar10 has none"),
     ("train gan-sprites --objective.augment-probability 2", "--objective.augment-probability needs at most 1"),
     ("train gan-sprites --schedule.ema 1", "--schedule.ema needs less than 1"),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,6 +244,35 @@ def test_estimate_of_a_large_batch_is_on_the_line_through_two_small_ones(monkeyp
     config = experiments.preset("dbn-cifar100-resnet50", "paper")
     assert plan.estimate(config) == pytest.approx(0.5 + 0.01 * 128)
     assert plan.estimate(change(config, {"schedule.batch_size": 20})) == pytest.approx(0.7)
+
+
+def test_estimate_of_a_large_batch_that_is_quick_is_measured(monkeypatch):
+    from orthocond.cli import plan
+
+    timed = {8: 0.01, 16: 0.02, 128: 0.04}  # the line through the small batches says 0.16
+    monkeypatch.setattr(plan, "step_seconds", lambda config: timed[config.schedule.batch_size])
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert plan.estimate(experiments.preset("dbn-cifar100-resnet50", "paper")) == 0.04
+
+
+@pytest.mark.parametrize("period", [1, 4])
+def test_time_of_a_step_is_a_median_without_the_first_steps(period, monkeypatch):
+    from orthocond.cli import plan
+
+    class Stepper:
+        """Three slow steps, then quick ones, of which every fifth measurement is disturbed."""
+
+        def __init__(self, *_):
+            self.task = SimpleNamespace(period=period)
+            self.steps = self.calls = 0
+
+        def time(self, steps=1):
+            cost = sum(1.0 if self.steps + i < 3 else 0.01 for i in range(steps)) / steps
+            self.steps, self.calls = self.steps + steps, self.calls + 1
+            return {"forward": cost + (self.calls % 5 == 0), "step": 0.01}
+
+    monkeypatch.setattr(plan, "Stepper", Stepper)
+    assert plan.step_seconds(experiments.preset("gan-sprites")) == pytest.approx(0.02)
 
 
 def test_train_evaluates_what_it_has_reached(runs, capsys, monkeypatch):

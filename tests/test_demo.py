@@ -61,8 +61,24 @@ def test_demo_does_not_train_again_and_prints_table_words_and_places(made, capsy
     assert str(folder / "report.html") in text
     assert str(folder / "explore.html") in text
     assert "orthocond explore RUN" in text
-    stages = re.findall(r"^(\d) of 4: .* …$\n(?:.*\n)*?  \d+ s$", text, re.M)
+    stages = re.findall(r"^(\d) of 4: .* …$\n(?:.*\n)*?  took \d+ s$", text, re.M)
     assert stages == ["1", "2", "3", "4"]
+    said = " ".join(text.split())
+    assert "a generator that was trained before and comes with the package" in said
+    assert "A few steps only: the numbers say nothing." in said
+    assert "6 steps with each of three methods; all three were trained before and are not repeated …" in said
+
+
+def test_the_whole_demo_announces_the_time_of_each_stage(tmp_path, capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(module, "launch", refuse)
+    with pytest.raises(RuntimeError, match="far enough"):
+        module.demo(tmp_path, quiet=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "About 2 min on two idle cores" in said
+    assert f"448 steps with each of three methods ({module._SECONDS['train']} s) …" in said
 
 
 def test_the_explorer_lies_beside_the_report_one_click_away(made):
@@ -108,7 +124,7 @@ def test_words_compare_what_was_measured():
 def test_the_verdict_follows_from_the_numbers(as_trained, refreshed, expected):
     """With 91 % of 1000 images right, 95 % of chance differences are within 196 √(2 · 0.91 · 0.09 / 1000) = 2.5."""
     svd = module.Result(90.0, 91.0, 8000.0, 100.0, 27, 5.0, None, 10.0)
-    full = svd._replace(accuracy=as_trained, recalibrated=refreshed, condition_on_range=25.0)
+    full = svd._replace(accuracy=as_trained, refreshed=refreshed, condition_on_range=25.0)
     text = module._verdict({"svd": svd, "nog": svd, "nog+ow+olr": full}, 1000)
     assert text.startswith("Verdict: with all treatments κ on the range is 4 times smaller")
     assert expected in text

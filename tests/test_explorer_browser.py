@@ -285,3 +285,12 @@ def test_two_sliders_that_are_not_orthogonal_set_both_coordinates(opened, quadra
     z = torch.tensor(tab.evaluate("[...latentOf(active(), 0)]"))
     assert (skew @ z).tolist() == pytest.approx([0.5, -1], abs=1e-4)
     assert z[2:].tolist() == pytest.approx(tab.evaluate("[...latent(0, 0, 4, 'normal')]")[2:], abs=1e-6)
+
+
+def test_on_a_phone_sliders_follow_the_picture_and_keep_it_in_sight(opened, quadrants):
+    tab = opened([quadrants], width=390)
+    places = [tab.locator(f"#{name}").bounding_box()["y"] for name in ("panels", "directions", "tools", "exports")]
+    assert places == sorted(places)
+    tab.evaluate("scrollTo(0, document.getElementById('directions').offsetTop)")
+    box = tab.locator("#panels canvas").first.bounding_box()
+    assert 0 <= box["y"] < box["y"] + box["height"] < 500

@@ -131,6 +131,24 @@ def test_conditions_that_do_not_differ_are_not_ranked(tmp_path):
     assert line == "κ(P + εI) ends about the same everywhere, at 750; κ(W) ends about the same everywhere, at 4."
 
 
+def test_trainings_of_unequal_length_have_no_winner(tmp_path):
+    a = classifier(tmp_path, "svd", error=20.0)
+    b = classifier(tmp_path, "nog", error=10.0, pace=100)
+    told = "Nothing can be told about which is better: the trainings are of unequal length, 400 and 800 steps."
+    assert words(a, b)[0] == f"{told} Error on held-out images: svd 20.00 % and nog 10.00 %."
+    page = opened(a, b).text
+    assert page.count(told) == 2  # verdict and warnings
+    assert "not comparable: unequal length" in page
+    assert "10.00" not in page.partition("Difference from svd")[2].partition("How sure")[0]
+    assert "one seed only" not in page
+
+
+def test_trainings_that_saw_the_same_images_are_compared(tmp_path):
+    a = classifier(tmp_path, "svd", error=20.0, schedule__batch_size=64)
+    b = classifier(tmp_path, "nog", error=10.0, pace=100, schedule__batch_size=32)
+    assert "has the lowest error on held-out images, 10.00 %" in words(a, b)[0]
+
+
 def test_many_short_seeds_are_not_called_sure(tmp_path):
     paths = [classifier(tmp_path, "svd", seed, error=20.0 + seed, pace=5) for seed in range(4)]
     paths += [classifier(tmp_path, "nog", seed, error=18.0 + seed, pace=5) for seed in range(4)]
@@ -214,7 +232,11 @@ def test_a_broken_game_is_not_compared(tmp_path):
 def test_stale_statistics_are_told(tmp_path):
     run = classifier(tmp_path)
     (run / "evaluation.json").write_text(json.dumps({"step": 400, "error": 20.0, "recalibrated_error": 15.0}))
-    assert any("20.0 % as trained and 15.0 % with statistics taken anew" in text for text in problems(read_run(run)))
+    assert any("20.0 % as trained and 15.0 % with refreshed statistics" in text for text in problems(read_run(run)))
+    text = opened(run).text
+    assert "refreshed_error 15" in text
+    assert "As in evaluation.json, where refreshed is recalibrated." in text
+    assert text.count("recalibrated") == 1
 
 
 def test_an_evaluation_of_an_earlier_step_is_left_out_and_told(tmp_path):

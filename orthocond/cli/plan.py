@@ -17,7 +17,9 @@ from orthocond.lab.runs import Run
 from orthocond.lab.text import printable
 
 _TIMED_BATCHES = (8, 16)  # images of the steps that are timed on a CPU, for larger batches the time grows as here
-_TIMED_STEPS = 4  # the first is not counted: it allocates
+_WARM_UP = 3  # steps that are not counted: the first ones allocate, and choose kernels
+_LEAST, _MOST = 3, 9  # measurements of which the median is taken
+_PATIENCE = 2.0  # seconds, after which the least will do, and for which a large batch is waited for
 
 
 def show(config: Config, root: str | None, tracker: str | None = None) -> int:
@@ -57,18 +59,24 @@ def _show_settings(config: Config, console: Console) -> None:
 
 
 def estimate(config: Config) -> float:
-    """Seconds of a step; on a CPU a large batch is not waited for, but estimated from two small ones."""
+    """Seconds of a step; on a CPU a batch that takes long is not waited for, but estimated from two small ones."""
     batch = config.schedule.batch_size
     small, large = _TIMED_BATCHES
     if torch.accelerator.is_available() or batch <= 2 * large:
         return step_seconds(config)
     first, second = (step_seconds(change(config, {"schedule.batch_size": size})) for size in (small, large))
-    return second + max(second - first, 0.0) / (large - small) * (batch - large)
+    guess = second + max(second - first, 0.0) / (large - small) * (batch - large)
+    # The line multiplies the scatter of its two points: a small network is timed as it is.
+    return step_seconds(config) if (_WARM_UP + _LEAST) * guess < _PATIENCE else guess
 
 
 def step_seconds(config: Config) -> float:
-    """The median time of a few steps of the real loop, which is then given up."""
+    """The median time of some steps of the real loop, which is then given up."""
     with tempfile.TemporaryDirectory() as folder:
         stepper = Stepper(task_of(config), config, Run.create(folder, "timed", config))
-        times = [sum(stepper.time(stepper.task.period).values()) for _ in range(_TIMED_STEPS)]
-    return statistics.median(times[1:])
+        period = stepper.task.period
+        stepper.time(max(_WARM_UP, period))
+        times: list[float] = []
+        while len(times) < _LEAST or (len(times) < _MOST and period * sum(times) < _PATIENCE):
+            times.append(sum(stepper.time(period).values()))
+    return statistics.median(times)

@@ -221,6 +221,8 @@ def _train(
             again += f" --allow-import {config.model.name}"
         print(_result(run) or f"Stopped. To go on: {again}", flush=True)
         if report and code == 0:
+            if not quiet and presets.has_generator(run.config):
+                print("Writing explorer and report: up to a minute …", flush=True)
             add_report(run.path, config.model.name)
     return code
 

@@ -21,14 +21,17 @@ from orthocond.lab.classification.data import load_data
 from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.config import change
-from orthocond.lab.display import Display
+from orthocond.lab.display import Display, duration
+from orthocond.lab.experiments import is_evaluated
 from orthocond.lab.explorer import write_explorer
 from orthocond.lab.generation.pictures import picture
 from orthocond.lab.launch import launch
 from orthocond.lab.report.content import Code, Items, Picture, Section, color
 from orthocond.lab.report.write import write_report
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import is_finished, runs_with
 from orthocond.lab.task import EVALUATION
+from orthocond.lab.text import printable
 
 METHODS = {
     "svd": "decorrelated batch normalization, untreated",
@@ -37,6 +40,8 @@ METHODS = {
 }
 _COLORS = {name: color(place) for place, name in enumerate(METHODS)}  # as in the report
 _SHORT = {"schedule.steps": 6, "schedule.batch_size": 16, "data.limit": 96, "data.held_out": 96, "log_every": 1}
+# What each stage takes on two idle cores.
+_SECONDS = {"train": 80, "time": 20, "explore": 20, "report": 5}
 _SEEN = 24  # sprites in the report
 _LAST = 0.2  # part of the training over which the numbers of the table are medians
 
@@ -45,7 +50,7 @@ class Result(NamedTuple):
     """What the table says about a method; None where it has no such number."""
 
     accuracy: float
-    recalibrated: float
+    refreshed: float
     condition: float
     condition_on_range: float
     rank: int
@@ -78,9 +83,18 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
     configs = {name: _config(name, short) for name in METHODS}
     steps = configs["svd"].schedule.epochs * _epoch_steps(configs["svd"])
     steps = min(steps, configs["svd"].schedule.steps or steps)
-    console.print(f"Everything goes to {out}; on two cores it takes about two minutes.", soft_wrap=True)
-    training = f"1 of 4: training a small ResNet on sprites, {steps} steps with each of three methods"
-    with _stage(console, training), Display(list(METHODS), quiet=quiet) as display:
+    done = [any(is_finished(run) and is_evaluated(run) for run in runs_with(c, out)) for c in configs.values()]
+    seconds = dict.fromkeys(_SECONDS, 0) if short else _SECONDS | ({"train": 0} if all(done) else {})
+    console.print(
+        "This trains a small ResNet three times on rendered sprites, times its steps, and measures a generator that "
+        f"was trained before and comes with the package. Nothing is downloaded; everything goes to {printable(out)}. "
+        f"{_about(sum(seconds.values()))}",
+        markup=False,
+    )
+    training = f"training a small ResNet on sprites, {steps} steps with each of three methods"
+    if all(done):
+        training += "; all three were trained before and are not repeated"
+    with _stage(console, f"1 of 4: {training}", seconds["train"]), Display(list(METHODS), quiet=quiet) as display:
         # All three at once, also on two cores: none of them then has the machine to itself.
         endings = launch(list(configs.values()), out, jobs=len(configs), progress=display)
     for ending in endings:
@@ -89,11 +103,11 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
         if ending.code:
             raise RuntimeError(f"{ending.run.path} ended with code {ending.code}: {ending.text.strip()}")
     runs = {name: ending.run for name, ending in zip(METHODS, endings, strict=True)}
-    with _stage(console, "2 of 4: timing a step of each method alone"):
+    with _stage(console, "2 of 4: timing a step of each method alone", seconds["time"]):
         times = _times(configs["svd"], repeats=1 if short else 5)
-    with _stage(console, "3 of 4: measuring the directions of a small generator for the explorer"):
+    with _stage(console, "3 of 4: measuring the directions of that generator for the explorer", seconds["explore"]):
         write_explorer(out=out / "explore.html")
-    with _stage(console, "4 of 4: figure and report"):
+    with _stage(console, "4 of 4: figure and report", seconds["report"]):
         rows = {name: _row(run, times[name]) for name, run in runs.items()}
         figure = _figure({name: run.metrics() for name, run in runs.items()}, configs["svd"].model.eps)
         (out / "conditioning.png").write_bytes(figure)
@@ -117,12 +131,18 @@ def demo(out: str | PathLike[str] = "runs/demo", *, short: bool = False, quiet: 
 
 
 @contextmanager
-def _stage(console: Console, text: str) -> Iterator[None]:
-    """Say what begins, and how long it took."""
+def _stage(console: Console, text: str, seconds: int) -> Iterator[None]:
+    """Say what begins, how long it should take, and how long it took."""
     start = time.monotonic()
-    console.print(f"{text} …", soft_wrap=True)
+    console.print(f"{text}{f' ({seconds} s)' if seconds else ''} …", soft_wrap=True, markup=False)
     yield
-    console.print(f"  {time.monotonic() - start:.0f} s")
+    console.print(f"  took {time.monotonic() - start:.0f} s")
+
+
+def _about(seconds: int) -> str:
+    if not seconds:
+        return "A few steps only: the numbers say nothing."
+    return f"About {duration(seconds)} on two idle cores, longer where other programs run; Ctrl-C ends it."
 
 
 def _config(method: str, short: bool) -> Classification:
@@ -166,7 +186,7 @@ def _cells(name: str, row: Result) -> tuple[str, ...]:
     return (
         name,
         f"{row.accuracy:.1f} %",
-        f"{row.recalibrated:.1f} %",
+        f"{row.refreshed:.1f} %",
         f"{row.condition:,.0f}",
         f"{row.condition_on_range:,.0f}",
         f"{row.rank}/64",
@@ -206,7 +226,7 @@ def _words(rows: Mapping[str, Result], config: Classification) -> Sequence[str]:
         f"{_compared(nog.condition_on_range, svd.condition_on_range)} with nog alone. An orthogonal weight passes on "
         "the κ of the images' own patches, no less: neighboring pixels are alike.",
         f"Accuracies are {', '.join(f'{row.accuracy:.1f} % ({name})' for name, row in rows.items())}, with refreshed "
-        f"statistics {', '.join(f'{row.recalibrated:.1f} %' for row in rows.values())}; guessing gives 8.3 %.",
+        f"statistics {', '.join(f'{row.refreshed:.1f} %' for row in rows.values())}; guessing gives 8.3 %.",
         _verdict(rows, config.data.held_out or 1),
         "What more is known: results/README.md of the project has the claims of the paper on full CIFAR-10, with "
         "controls, rates tuned for each method and up to ten seeds; `orthocond table cifar10-claims` makes that "
@@ -218,8 +238,8 @@ def _verdict(rows: Mapping[str, Result], images: int) -> str:
     """Whether conditioning and accuracy moved together, and by more than the held-out images leave open."""
     svd, full = rows["svd"], rows["nog+ow+olr"]
     kappa = _compared(full.condition_on_range, svd.condition_on_range)
-    gains = full.accuracy - svd.accuracy, full.recalibrated - svd.recalibrated
-    share = svd.recalibrated / 100
+    gains = full.accuracy - svd.accuracy, full.refreshed - svd.refreshed
+    share = svd.refreshed / 100
     noise = 196 * math.sqrt(2 * share * (1 - share) / images)  # 95 % of the differences of two shares that are equal
     lag = gains[0] - gains[1]
     if abs(gains[1]) <= noise:

@@ -14,6 +14,7 @@ from rich.text import Text
 from orthocond.lab.progress import Progress
 
 _QUIET_SECONDS = 30.0  # between lines of one training, but every tenth of it has one
+_BRISK_SECONDS = 15.0  # between lines of a stage of an evaluation, for each tenth of it
 _MANY = 8  # trainings of which all keep their bars; of more, those that run
 
 _ALL = "all"
@@ -148,7 +149,8 @@ class Display:
         reached = 10 * state.step // max(state.steps, 1)
         if state.stage and state.steps == 1:
             return
-        if reached <= tenth and now - before < _QUIET_SECONDS:
+        wait = _QUIET_SECONDS if reached <= tenth else _BRISK_SECONDS if state.stage else 0.0
+        if now - before < wait:
             return
         self._last[index] = (reached, now)
         parts = [f"step {state.step} of {state.steps}"]

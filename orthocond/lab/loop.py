@@ -10,7 +10,7 @@ import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, but missing from the stubs
 
 from orthocond._checks import NotFiniteError
-from orthocond.lab.progress import Progress
+from orthocond.lab.progress import Progress, stages
 from orthocond.lab.runs import Guard, Run, capture_rng, restore_rng
 from orthocond.lab.task import Task
 
@@ -42,6 +42,7 @@ class Loop:
         self.run = run
         self.accelerator = task.accelerator
         self._progress = progress
+        task.enter = stages(progress if self.accelerator.is_main_process else None)
         self._tracker = tracker
         self._guard = Guard(run, task.module, monitor=task.monitor)
         self._warned: set[str] = set()  # what was wrong at the last line of metrics

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orthocond.lab.data import Batch, Pipeline
-from orthocond.lab.progress import Progress
+from orthocond.lab.progress import Progress, Stage, stages
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.runs.metrics import json_safe
@@ -64,6 +64,7 @@ class Task(ABC, Generic[C]):
         treatment: The handle of `treat`, if the method has one.
         monitor: Watches the conditioning, if there is something to watch.
         mark: Called with the name of each part of a step when the part is done, so that parts can be timed.
+        enter: Called with the stages of what takes long beside the steps, for those who watch.
     """
 
     kind: ClassVar[str]
@@ -84,6 +85,7 @@ class Task(ABC, Generic[C]):
         self.data = data
         self.accelerator = accelerator
         self.mark: Callable[[str], None] = lambda _: None
+        self.enter: Stage = stages(None)
         self._batches: Iterator[Batch] | None = None
 
     # Before a training

@@ -3,6 +3,7 @@
 import difflib
 import unicodedata
 from collections.abc import Iterable
+from itertools import takewhile
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Cn")  # control, format (directions, zero width), half of a pair, not assigned
 
@@ -32,7 +33,17 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """``" Did you mean 'cifar100'?"``, or nothing if no choice is near."""
-    found = difflib.get_close_matches(word, list(choices), 1, 0.5)
-    return f" Did you mean {found[0]!r}?" if found else ""
+def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+    """A question for the name that was meant, or nothing if no choice is near; one with the same beginning goes first.
+
+    Example:
+        >>> nearest("dbn-sprite", ["gan-sprites", "dbn-sprites-small"]), nearest("sprites", ["lfw"])
+        (" Did you mean 'dbn-sprites-small'?", '')
+    """
+    likeness = {}
+    for choice in choices:
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(word, choice, strict=False)))
+        ratio = difflib.SequenceMatcher(None, choice, word).ratio()
+        if ratio >= cutoff or same == len(word) > 0:
+            likeness[choice] = ratio + same / max(len(word), 1)
+    return f" Did you mean {max(likeness, key=likeness.__getitem__)!r}?" if likeness else ""

@@ -1,9 +1,10 @@
-"""How good a trained classifier is: on held-out images, with the statistics it has kept and with fresh ones."""
+"""How good a trained classifier is: on held-out images, with the statistics it has kept and with refreshed ones."""
 
 import copy
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ def score(
     batches: Pipeline,
     accelerator: Any = None,
     layout: torch.memory_format = torch.contiguous_format,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Errors:
     """Loss and errors of a classifier on held-out images, over all processes.
 
@@ -49,11 +51,12 @@ def score(
         batches: The images.
         accelerator: Accelerate's view of devices and processes, where several processes share the images.
         layout: Memory format of the images.
+        progress: Called with the number of batches so far, and of all.
     """
     model.eval()
     device = next(model.parameters()).device
     sums = torch.zeros(4, dtype=torch.float64, device=device)
-    for images, labels in batches.batches():
+    for done, (images, labels) in enumerate(batches.batches(), 1):
         output = model(images.to(device, memory_format=layout)).float()
         labels = labels.to(device)
         top = output.topk(min(_TOP, output.shape[1])).indices == labels[:, None]
@@ -65,6 +68,8 @@ def score(
                 labels.new_tensor(len(labels)),
             ]
         )
+        if progress is not None:
+            progress(done, len(batches))
     total, top1, top5, count = (sums if accelerator is None else accelerator.reduce(sums)).tolist()
     return Errors(total / count, 100 * (1 - top1 / count), 100 * (1 - top5 / count))
 
@@ -131,12 +136,12 @@ def evaluate(
 
     Returns:
         ``step``; number of ``classes`` and of held-out ``images``; ``loss``, ``error`` and ``top5_error`` in percent on
-        them; the same with ``recalibrated_`` before them, after `recalibrate`; for a network with an SVD layer
-        ``size``, ``rank``, ``condition``, ``condition_on_range`` and ``eps`` of its covariance on a batch of training
-        images, and ``singular_values`` of the weight before it, with ``initial_`` before them as they were before the
-        training; and for decorrelated batch normalization, and plain one in its place, the loss and errors that tell
-        where the difference comes from: ``settled_`` after `settle`, ``uncovered_`` as trained, but with
-        ``lag="ignore"``.
+        them; the same with ``recalibrated_`` before them, after `recalibrate`, which people read as refreshed; for a
+        network with an SVD layer ``size``, ``rank``, ``condition``, ``condition_on_range`` and ``eps`` of its
+        covariance on a batch of training images, and ``singular_values`` of the weight before it, with ``initial_``
+        before them as they were before the training; and for decorrelated batch normalization, and plain one in its
+        place, the loss and errors that tell where the difference comes from: ``settled_`` after `settle`,
+        ``uncovered_`` as trained, but with ``lag="ignore"``.
 
     Raises:
         NotAllowedError: If the run names another function.
@@ -144,33 +149,38 @@ def evaluate(
         ValueError: If it is not the run of a classifier.
     """
     enter = stages(progress)
+    enter("loading network and images")
     restored = load_model(run, root=None if root is None else fspath(root), allow_import=allow_import)
     model, config = restored.model, restored.config
     train = pipeline(config, restored.pair.train, train=True)
     # As in training: normalized by the statistics of the training images.
     held_out = replace(train, data=restored.pair.held_out, train=False)
-    enter("errors on held-out images")
     counts = {"classes": len(held_out.data.classes), "images": len(held_out.data)}
-    values: dict[str, Any] = {"step": restored.step} | counts | score(model, held_out)._asdict()
+
+    def scored(stage: str, model: nn.Module) -> Errors:
+        enter(stage)
+        return score(model, held_out, progress=partial(enter, stage))
+
+    values: dict[str, Any] = {"step": restored.step} | counts | scored("errors as trained", model)._asdict()
     enter("condition of the SVD layer")
     if restored.network.svd_layer is not None:
         batch = next(iter(train.batches()))
         row = diagnose(model, (batch.images, batch.labels), F.cross_entropy)[restored.network.svd_layer]
         values |= {key: getattr(row, key) for key in _FACTS}
     if config.model.application == "dbn":
-        enter("errors with statistics of the final weights")
         if restored.network.svd_layer is not None:
-            values |= _named("uncovered", score(_without_excess(model), held_out))
+            values |= _named("uncovered", scored("errors with the lag ignored", _without_excess(model)))
+        enter("settling statistics")
         settled = copy.deepcopy(model)
         settle(settled, train, min(_SETTLING, restored.step))
-        values |= _named("settled", score(settled, held_out))
+        values |= _named("settled", scored("errors with settled statistics", settled))
     if (pre_svd := restored.network.pre_svd) is not None:
         values["singular_values"] = _singular_values(model.get_submodule(pre_svd))
         before = prepare(config, restored.pair).module.get_submodule(pre_svd)
         values["initial_singular_values"] = _singular_values(before)
-    enter("errors with statistics taken anew")
+    enter("refreshing statistics")
     recalibrate(model, train, min(_BATCHES, restored.step))
-    values |= _named("recalibrated", score(model, held_out))
+    values |= _named("recalibrated", scored("errors with refreshed statistics", model))
     write_evaluation(run, values)
     return values
 
@@ -188,7 +198,7 @@ def _singular_values(layer: nn.Module) -> list[list[float]]:
 def scores(evaluation: Mapping[str, Any]) -> list[Score]:
     """What `evaluate` found, for people."""
     found = []
-    for prefix, when in (("", "as trained"), ("recalibrated_", "with statistics taken anew")):
+    for prefix, when in (("", "as trained"), ("recalibrated_", "refreshed")):
         error = f"{evaluation[prefix + 'error']:.2f} %"
         found.append(Score(f"error, {when}", error, "held-out images with a wrong class"))
         if evaluation["classes"] > _TOP:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -162,7 +163,11 @@ class ClassificationTask(Task[Classification]):
         self.loss_sum += numbers["loss"]
         if count < self.epoch_steps and step < self.steps:
             return None
-        score = evaluation.score(self.model, self.held_out_batches, self.accelerator, _LAYOUT)
+        told = None
+        if step == self.steps:  # not after each epoch: a stage begins rate and remaining time again
+            told = partial(self.enter, "errors on held-out images")
+            told()
+        score = evaluation.score(self.model, self.held_out_batches, self.accelerator, _LAYOUT, told)
         self.error = score.error
         self.best = min(self.best, score.error)
         train_loss, self.loss_sum = self.loss_sum / count, 0.0

@@ -153,12 +153,13 @@ def evaluate(
     asked = chosen(only, skip)
     root = None if root is None else fspath(root)
     enter = stages(progress)
-    enter("condition of the weights")
+    enter("loading the generator")
     generator = load_generator(run, allow_import=allow_import)
     found = run.load()
     assert found is not None
     result: dict[str, Any] = {"step": found.step}
     if "condition" in asked:
+        enter("condition of the weights")
         result |= _spectra(generator)
         trained = load_generator(run, allow_import=allow_import, averaged=False)
         result["trained"] = _spectra(trained)

@@ -65,8 +65,8 @@ def standings(configs: Sequence[Config], root: str | PathLike[str], kept: Contai
 def _standing(name: str, run: Run, job: Job | None, known: dict[str, tuple[str, str]] | None) -> Standing:
     status, reports = run.status, Follower(run.path, from_end=True).read()
     step, steps = status.step, None
-    if reports and not reports[-1].stage:
-        step, steps = max(step, reports[-1].step), reports[-1].steps
+    if steady := [report for report in reports if not report.stage]:
+        step, steps = max(step, steady[-1].step), steady[-1].steps
     log = run.path / LOG
     state: str = status.state
     note, number = status.message, ""

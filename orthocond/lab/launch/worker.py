@@ -98,11 +98,11 @@ def _work(run: Run, root: str | None, report: Callable[[Progress], None]) -> int
 
 
 def _reporter(file: IO[str]) -> Callable[[Progress], None]:
-    """Write a line now and then: few enough for a file that stays small, and for every stage."""
+    """Write a line now and then: few enough for a file that stays small, and for the beginning of every stage."""
 
     def report(state: Progress) -> None:
         every = max(_EVERY, state.steps // _REPORTS)
-        if state.stage or state.step % every == 0 or state.step == state.steps:
+        if state.step % every == 0 or state.step == state.steps:
             values: dict[str, Any] = {"stage": state.stage} | state._asdict() | {"time": round(time.time(), 1)}
             file.write(json.dumps(values) + "\n")
             file.flush()

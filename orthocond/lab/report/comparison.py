@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from orthocond.lab.report.problems import unequal_length
 from orthocond.lab.report.quantities import Quantity, result, signed
 from orthocond.lab.report.sources import Group
 from orthocond.lab.tables.statistics import holm, paired
@@ -39,14 +40,17 @@ class Compared:
 
 
 def compare(groups: Sequence[Group], quantity: Quantity | None) -> tuple[list[Compared], Group]:
-    """A row for each group, compared with the untreated one or else the first, and that one."""
+    """A row for each group, compared with the untreated one or else the first, and that one.
+
+    Groups of unequal length have no difference.
+    """
     base = next((g for name in _UNTREATED for g in groups if g.first.method == name), groups[0])
     rows = [Compared(g, *_measured(g, quantity)) for g in groups]
     reference = next(row for row in rows if row.group is base).values
     compared = []
     for row in rows:
         seeds = [seed for seed in row.values if seed in reference]
-        if row.group is base or not seeds:
+        if row.group is base or not seeds or unequal_length([*row.group.trainings, *base.trainings]):
             compared.append(row)
             continue
         found = paired([row.values[s] for s in seeds], [reference[s] for s in seeds])

@@ -18,7 +18,7 @@ _LEAST = 4  # lines of that quarter
 _FLOOR = 0.5  # of the steps, above which OLR is little more than its floor
 _ONE_SIDED = 1.645  # deviations, above which a normal variable is in 5 % of the cases
 _FEW = 100  # steps, below which nothing can be told
-_STALE = 2.0  # percentage points between the errors before and after statistics are taken anew
+_STALE = 2.0  # percentage points between the errors as trained and refreshed
 
 
 def problems(training: Training) -> list[str]:
@@ -98,11 +98,13 @@ def _olr_at_floor(training: Training) -> str | None:
 def why_nothing(trainings: Sequence[Training]) -> str:
     """Why nothing can be told from some trainings; empty if something can.
 
-    They are too short, no better than guessing, or games without a discriminator.
+    They are too short, of unequal length, no better than guessing, or games without a discriminator.
     """
     steps = max((t.step for t in trainings), default=0)
     if steps < _FEW:
         return f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} too few"
+    if unequal := unequal_length(trainings):
+        return unequal
     dead = sum(dead_discriminator(t) is not None or _collapse(t) is not None for t in trainings)
     if dead:
         of = "" if len(trainings) == 1 else f" of {dead} of {len(trainings)} trainings"
@@ -111,6 +113,16 @@ def why_nothing(trainings: Sequence[Training]) -> str:
     if bands and all(error > chance - half for error, chance, half in bands):
         return f"no error is better than that of guessing, {bands[0][1]:.1f} %"
     return ""
+
+
+def unequal_length(trainings: Sequence[Training]) -> str:
+    """That trainings are not comparable, if those that finished differ in steps and in images seen; else empty."""
+    finished = [t for t in trainings if t.state == "finished"]
+    steps = sorted({t.step for t in finished})
+    seen = {t.step * (_schedule(t, "batch_size") or 1) for t in finished}
+    if len(steps) < 2 or len(seen) < 2:
+        return ""
+    return f"the trainings are of unequal length, {steps[0]:,} and {steps[-1]:,} steps"
 
 
 def guessing(training: Training) -> tuple[float, float, float] | None:
@@ -126,20 +138,24 @@ def guessing(training: Training) -> tuple[float, float, float] | None:
 
 
 def _stale_statistics(training: Training) -> str | None:
-    as_trained, anew = training.number("error"), training.number("recalibrated_error")
-    if as_trained is None or anew is None or as_trained - anew < _STALE:
+    as_trained, refreshed = training.number("error"), training.number("recalibrated_error")
+    if as_trained is None or refreshed is None or as_trained - refreshed < _STALE:
         return None
     return (
-        f"The running statistics lag behind the weights: the error is {as_trained:.1f} % as trained and {anew:.1f} % "
-        "with statistics taken anew."
+        f"The running statistics lag behind the weights: the error is {as_trained:.1f} % as trained and "
+        f"{refreshed:.1f} % with refreshed statistics."
     )
 
 
 def steps_of(training: Training) -> int | None:
     """How many steps a training has, if its configuration says so."""
+    return _schedule(training, "steps")
+
+
+def _schedule(training: Training, key: str) -> int | None:
     schedule = training.config.get("schedule")
-    steps = schedule.get("steps") if isinstance(schedule, dict) else None
-    return steps if isinstance(steps, int) else None
+    value = schedule.get(key) if isinstance(schedule, dict) else None
+    return value if isinstance(value, int) else None
 
 
 def progress(training: Training) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from orthocond.lab.report import charts
 from orthocond.lab.report.comparison import compare, how_sure, interval
 from orthocond.lab.report.content import Block, Chart, Code, Grid, Items, Legend, Page, Picture, Section
-from orthocond.lab.report.problems import problems, progress, why_nothing
+from orthocond.lab.report.problems import problems, progress, unequal_length, why_nothing
 from orthocond.lab.report.quantities import Quantity, counted, late, listed, number, outcome, quantities
 from orthocond.lab.report.sources import (
     Group,
@@ -96,6 +96,8 @@ def _numbers(groups: Sequence[Group], total: int) -> Grid:
             if len(groups) > 1:
                 factor = 100 if quantity.style == "part" else 1
                 sure = "baseline" if row.group is base else how_sure(row.p, row.count)
+                if unequal_length([*row.group.trainings, *base.trainings]):
+                    sure = "not comparable: unequal length"
                 line += [interval(row.difference, row.low, row.high, factor), sure]
         cells.append(line + [_late(row.group, fact) for fact in facts])
     head += [q.title for q in facts]
@@ -130,6 +132,9 @@ def _late(group: Group, quantity: Quantity) -> str:
     return quantity.write(fmean(values)) if values else "–"
 
 
+_KEY_AND_WORD = "recalibrated", "refreshed"  # the key of old records, and what people read everywhere
+
+
 def _evaluation(groups: Sequence[Group]) -> list[Grid]:
     """Every single number of the evaluations, beside each other."""
     measured = [(g.label, t) for g in groups for t in g.trainings if t.evaluation]
@@ -138,9 +143,12 @@ def _evaluation(groups: Sequence[Group]) -> list[Grid]:
         return []
     shown = measured[:12]
     head = ["", *(f"{label}, seed {t.config.get('seed', '–')}" if len(shown) > 1 else "value" for label, t in shown)]
-    rows = [[path, *(number(t.number(path), 4) for _, t in shown)] for path in paths]
+    rows = [[path.replace(*_KEY_AND_WORD), *(number(t.number(path), 4) for _, t in shown)] for path in paths]
     left = f" The first {len(shown)} of {len(measured)} are shown." if len(shown) < len(measured) else ""
-    return [Grid(head, rows, "Everything that the evaluation measured", f"As in evaluation.json.{left}", folded=True)]
+    key, word = _KEY_AND_WORD
+    also = f", where {word} is {key}" if any(key in path for path in paths) else ""
+    note = f"As in evaluation.json{also}.{left}"
+    return [Grid(head, rows, "Everything that the evaluation measured", note, folded=True)]
 
 
 def _numbers_in(values: Any, prefix: str = "") -> list[tuple[str, float]]:
@@ -278,7 +286,9 @@ def _warnings(groups: Sequence[Group]) -> list[Items]:
                 logs.append(Items(training.log[-_LOG:], f"Log of {training.name}", folded=True, plain=True))
     trainings = [t for g in groups for t in g.trainings]
     if any(t.metrics for t in trainings) and (why := why_nothing(trainings)):
-        texts.append(f"Nothing can be told from {'these trainings' if several else 'this training'}: {why}.")
+        what = "from these trainings" if several else "from this training"
+        what = "about which is better" if len(groups) > 1 else what
+        texts.append(f"Nothing can be told {what}: {why}.")
     waiting = sum(t.state == "created" for g in groups for t in g.trainings)
     texts += (
         [f"{counted(waiting, 'training')} {'has' if waiting == 1 else 'have'} not begun."]

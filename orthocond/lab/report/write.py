@@ -79,7 +79,7 @@ def _table_page(table: WrittenTable) -> Page:
 def render(page: Page) -> str:
     """The page as HTML."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"prose": _prose, "base64": _base64}
+    environment.filters |= {"prose": _prose, "words": _words, "base64": _base64}
     template = environment.from_string(_static("report.html"))
     sections = [section for section in page.sections if section.blocks]
     charts = [block for section in sections for block in section.blocks if isinstance(block, Chart)]
@@ -112,6 +112,16 @@ def _script_safe(values: Sequence[Any]) -> Markup:
     """JSON that does not end the element it stands in."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+def _words(code: str) -> Markup:
+    """Code whose lines break between words alone: a browser would part ``--method`` after its hyphens.
+
+    Example:
+        >>> _words("train --seed <n>")
+        Markup('<span>train</span> <span>--seed</span> <span>&lt;n&gt;</span>')
+    """
+    return Markup(re.sub(r"\S+", r"<span>\g<0></span>", str(escape(code))))
 
 
 def _prose(text: object) -> Markup:
