@@ -33,7 +33,7 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """A question for the name that was meant, or nothing if no choice is near; one with the same beginning goes first.
 
     Example:
@@ -44,6 +44,6 @@ def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     for choice in choices:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(word, choice, strict=False)))
         ratio = difflib.SequenceMatcher(None, choice, word).ratio()
-        if ratio >= cutoff or same == len(word) > 0:
+        if ratio >= 0.5 or same == len(word) > 0:
             likeness[choice] = ratio + same / max(len(word), 1)
     return f" Did you mean {max(likeness, key=likeness.__getitem__)!r}?" if likeness else ""
