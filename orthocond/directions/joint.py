@@ -27,7 +27,8 @@ class JointDirections(Directions):
         energies: Part of the squared entries of JᵀJ that is off the diagonal, from 0 to 1: ``"axes"`` for the latents
             as they are (not for a subspace of them), ``"mean"`` for the eigenvectors of the mean, as
             `jacobian_directions` has them, and ``"joint"`` for these.
-        agreement: Least cosine between a direction and its partner from another start; near 1 if the optimum is one.
+        agreement: Smallest cosine between a direction and its partner from another start; near 1 if the optimum is
+            unique.
 
     Ties are groups that the generator does not tell apart. Importances may be equal without a tie.
     """
@@ -76,12 +77,12 @@ def joint_directions(
     eigenvalues tie, as for an orthogonal weight, their directions are arbitrary. Many matrices tell directions apart
     that one does not.
 
-    For a uniform prior a rotation is no symmetry. The directions are valid all the same; the coordinates along them are
-    not independent of each other then.
+    For a uniform prior a rotation is not a symmetry. The directions are still valid, but the coordinates along them are
+    then not independent of each other.
 
     Args:
         generator: A `Generator`, or any callable with ``z_dim``. The latents of an EigenGAN rotate layer by layer.
-        z: Latents ``(n, z_dim)``, or how many to sample from the prior. Take more than a few for each dimension that
+        z: Latents ``(n, z_dim)``, or how many to sample from the prior. Use more than a few for each dimension that
             is rotated, and compare two seeds.
         k: How many directions. The rotation is sought in the span of the k leading directions of
             `jacobian_directions`. None takes all, up to 128. With blocks, the k most important ones are returned.

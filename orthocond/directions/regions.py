@@ -138,7 +138,7 @@ def region_directions(
     With :math:`M_f, M_b` the averages of :math:`J^T J` over the pixels of the region and of the rest:
 
     - ``"lowrank"`` (LowRankGAN): both are cleaned by robust PCA, :math:`M = L + S`; the principal directions of
-      :math:`L_f` are projected on the null space of :math:`L_b`. The rest does not change, to first order. The
+      :math:`L_f` are projected onto the null space of :math:`L_b`. The rest does not change, to first order. The
       importance is :math:`n^T M_f n`, the mean squared change of a pixel of the region for one sigma.
     - ``"resefa"`` (ReSeFa): the directions of largest quotient :math:`n^T M_f n / n^T M_b n`, which is the importance:
       solutions of :math:`M_f n = \lambda (M_b + r \operatorname{tr}(M_b) I)\, n`. Needs no rank, and gives as many

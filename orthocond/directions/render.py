@@ -39,7 +39,7 @@ def grid(
     title: str | None = None,
     scale: int | None = None,
 ) -> Any:
-    """Draw one direction: rows are samples, columns the steps.
+    """Draw one direction: rows are samples, columns are steps.
 
     Args:
         images: Of `traverse`, ``(directions, samples, steps, C, H, W)`` with 1 or 3 channels, in [-1, 1].
@@ -100,7 +100,7 @@ def compare(
     title: str | None = None,
     scale: int | None = None,
 ) -> Any:
-    """Draw method against method: for each the directions of one sample, as `strip` does, under its name.
+    """Draw several methods side by side: for each the directions of one sample, as `strip` does, under its name.
 
     Args:
         traversals: Images and directions by the name of the method. Traverse the same latents for all.
@@ -148,7 +148,7 @@ def gif(
     scale: int | None = None,
     milliseconds: int = 150,
 ) -> None:
-    """Save an animation, a frame for each step, there and back: rows are samples, columns directions.
+    """Save an animation with a frame for each step, forward and back: rows are samples, columns are directions.
 
     Args:
         path: File to write.

@@ -39,8 +39,8 @@ class RotatedGenerator(nn.Module):
 def rotate(generator: ImageGenerator, directions: Directions | Tensor) -> nn.Module:
     r"""A generator whose axes are the directions: its image of z is :math:`G(z R)`, with the directions as rows of R.
 
-    Latent i of the result moves along direction i, so that anything that looks at axes (metrics, traversals, other
-    people's tools) sees the directions. In a `SimpleGenerator` and an `EigenGenerator` R is multiplied into the first
+    Latent i of the result moves along direction i, so that anything that uses the axes (metrics, traversals, other
+    tools) uses the directions. In a `SimpleGenerator` and an `EigenGenerator` R is multiplied into the first
     projection and the subspaces, so that the result is a generator of the same kind and cost. Others are wrapped. The
     generator that is given stays as it is.
 

@@ -35,19 +35,19 @@ class Stiefel:
     onto the manifold. The loss falls by :math:`\eta \|T\|_*` to first order. All singular values of the weight are g
     after every step.
 
-    The learning rate of the parameter group, times ``scale``, is η. It is nearly an angle: a square
-    weight turns no direction by more than arctan η in a step, whatever the size of the gradient, and other weights not
-    much more. Values of 0.01 to 0.1 are usual, where Adam has 1e-3:
-    give the weight a parameter group of its own, or set ``scale``. A schedule of the learning rate works as always.
+    The learning rate of the parameter group, times ``scale``, is η. It is nearly an angle: a square weight turns no
+    direction by more than arctan η in a step, whatever the size of the gradient, and other weights not much more.
+    Values of 0.01 to 0.1 are typical, where Adam has 1e-3: give the weight its own parameter group, or set ``scale``. A
+    learning rate schedule works as usual.
 
     The optimizer's own update of the weight is replaced: its momentum, its scaling of entries and its weight decay have
-    no effect on this weight. M is kept as a whole and projected anew at each step, which is its transport along the
-    manifold. It is part of the optimizer's state, so ``optimizer.state_dict()`` is all that resuming needs.
+    no effect on this weight. M is stored unprojected and projected at each step, which is how it is transported along
+    the manifold. It is part of the optimizer's state, so ``optimizer.state_dict()`` is all that resuming needs.
 
     `treat` replaces the weight at once by g times its polar factor, which is the nearest weight on the manifold.
 
     Args:
-        momentum: β, the part of the average that is kept; 0 takes each gradient for itself.
+        momentum: β, the fraction of the average that is kept; 0 uses each gradient alone.
         scale: Factor of the learning rate.
         gain: g, the scale of the weight; None keeps the scale that it has, the root mean square of its singular values.
         method: How `polar` computes the factors: ``"gram"``, ``"svd"``, ``"newton-schulz"`` or ``"polar-express"``.
@@ -101,7 +101,7 @@ class Stiefel:
             A tensor of the same shape, dtype and device.
 
         Raises:
-            ValueError: If a weight has not full rank, so that the nearest one is not unique.
+            ValueError: If a weight does not have full rank, so that the nearest one is not unique.
         """
         w = weight.double()
         q = self._polar(w, weight.dtype)

@@ -62,7 +62,7 @@ def treat(
     copy of each weight where ``lr``, ``of="update"`` or ``manifold`` is used, none otherwise. It lives during the step
     only, as does the working memory in float64 for the weights of one shape.
 
-    The host reads few values from the device. NOG reads two a shape (how even and how small the singular values are),
+    The host reads few values from the device. NOG reads two per shape (how even and how small the singular values are),
     and one more each where the condition number is above 8 and where the rank is not full. ``of="update"`` reads three
     for each weight (the third is the rounding of the weight), and ``manifold`` two. A fused optimizer under a
     GradScaler takes one more. OLR reads nothing.
@@ -74,12 +74,12 @@ def treat(
             the input projections of ``nn.MultiheadAttention`` (query, key and value are a matrix each, also where they
             share one parameter). Biases, norms, embeddings, recurrent layers and parameters of other modules are not
             among them. `Treatment.statistics` names what was found.
-        optimizer: The optimizer that owns the weights, or a wrapper of it such as SAM or Lookahead. Treat them after it
-            was made.
+        optimizer: The optimizer that owns the weights, or a wrapper of it such as SAM or Lookahead. Create it before
+            you call `treat`.
         name: Name of the parameter within the modules, if it is not ``"weight"``.
         gradient: What to do with the gradient, or None.
         lr: How to choose the step length, or None. `FixedLR` and `RandomLR` are controls of `OptimalLR`.
-        manifold: How to move orthogonal weights, or None. It stands alone.
+        manifold: How to move orthogonal weights, or None. It cannot be combined with ``gradient`` or ``lr``.
         history: How many step lengths and spectra the statistics keep.
         spectrum_every: Interval of treated steps at which the singular values of the gradient are recorded before it
             is made orthogonal; 0 for never.
