@@ -106,3 +106,24 @@ def test_statistics_that_are_reset_belong_to_no_weight():
         layer.weight.add_(1.0)
     x = torch.randn(4, 8)
     torch.testing.assert_close(norm.eval()(x), x, rtol=1e-4, atol=1e-4)  # the ridge is 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_leaves_what_evaluation_has_stored(dtype):
+    layer = nn.Linear(2, 8)
+    norm = DecorrelatedBatchNorm1d(8).follow(layer)
+    norm(layer(torch.randn(64, 2)))
+    stored = norm.eval().center.clone(), norm.whitening.clone()
+    norm.to(dtype)
+    assert norm.center.equal(stored[0])
+    assert norm.whitening.equal(stored[1])
+
+
+def test_the_weight_of_the_statistics_is_kept_as_precisely_as_they_are():
+    layer = nn.Linear(2, 8, dtype=torch.bfloat16)
+    norm = DecorrelatedBatchNorm1d(8).follow(layer)
+    layer.float()
+    with torch.no_grad():
+        layer.weight.add_(torch.randn(8, 2), alpha=1e-4)
+    norm(layer(torch.randn(64, 2)))
+    assert norm.running_weight[0, :, :2].equal(layer.weight)
