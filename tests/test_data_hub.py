@@ -51,9 +51,10 @@ def test_values(tmp_path, form, how):
 
 
 def test_pair_and_batches(tmp_path):
-    pair = load_pair(save("saved", tmp_path / "set"), in_memory=False)
+    path = save("saved", tmp_path / "set")
+    pair = load_pair(path)
     assert (len(pair.train), len(pair.held_out)) == (6, 2)
-    batch = next(Pipeline(data=pair.train, batch_size=4, train=True).batches())
+    batch = next(Pipeline(data=load(path, in_memory=False), batch_size=4, train=True).batches())
     assert batch.images.shape == (4, 3, 8, 8)
     datasets.DatasetDict(train=table(4), validation=table(2), test=table(1)).save_to_disk(tmp_path / "three")
     assert len(load_pair(tmp_path / "three").held_out) == 2

@@ -175,8 +175,9 @@ def test_an_error_of_the_one_who_watches_leaves_no_process_behind(tmp_path):
 def _printing_training(errors):
     with errors.open("wb") as file:
         os.dup2(file.fileno(), 2)
-    worker._work = lambda *_: os.system("echo hello")
-    worker.Run.open = lambda path: None
+    worker.train = lambda *_, **options: os.system("echo hello")
+    worker.read_config = lambda values: values
+    worker.Run.open = lambda path: worker.Run(path, {})
     return worker.main(["run"])
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from processes import in_two_processes
 
 from orthocond.lab.runs import Guard, Run, capture_rng, ranks, restore_rng
-from orthocond.lab.runs.state import from_bytes, to_bytes
+from orthocond.lab.runs.packing import from_bytes, to_bytes
 
 
 def everywhere(value):

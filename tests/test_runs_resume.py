@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orthocond.lab.runs import Run, checkpoint
-from orthocond.lab.runs.state import dump_json
+from orthocond.lab.runs.packing import dump_json
 
 
 @pytest.fixture

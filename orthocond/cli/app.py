@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 import orthocond
 from orthocond.cli.terminal import speak_any_encoding
@@ -68,7 +68,7 @@ def run(tokens: Sequence[str]) -> int:
         return command(*bound.args, **bound.kwargs) or 0
     except (CycloptsError, UsageError) as error:
         named = " ".join(["orthocond", *(token for token in tokens[:1] if token in COMMANDS)])
-        _complain(f"{explain(UsageError(_text(error)))[0]}\n`{named} --help` explains every option.", debug)
+        _complain(f"{explain(UsageError(_text(error, tokens)))[0]}\n`{named} --help` explains every option.", debug)
         return 2
     except EXPECTED as error:
         text, code = explain(error)
@@ -95,8 +95,12 @@ def _app(tokens: Sequence[str]) -> tuple[App, Sequence[str]]:
     return app, tokens
 
 
-def _text(error: CycloptsError | UsageError) -> str:
-    """What the error says; for the last part of a setting's path, the whole path."""
+def _text(error: CycloptsError | UsageError, tokens: Sequence[str]) -> str:
+    """What the error says; for the last part of a setting's path the whole path, for a value too many its option."""
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        first = error.unused_tokens[0]
+        before = [token for token in tokens[: tokens.index(first)] if token.startswith("--")] if first in tokens else []
+        return f"There is no place for {first!r}{f' after {before[-1]}' if before else ''}."
     if isinstance(error, UnknownOptionError):
         word = (error.token.keyword or error.token.value).partition("=")[0]
         names = (name for argument in error.argument_collection for name in argument.names)

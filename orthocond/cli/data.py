@@ -5,9 +5,9 @@ from typing import Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
+from orthocond.cli.terminal import make_table
 from orthocond.lab.errors import UsageError
 from orthocond.lab.text import printable
 
@@ -31,23 +31,22 @@ def data(
         return _get(name, data_root, quiet)
     if name:
         raise UsageError(f"`orthocond data list` takes no name; got {name!r}. To get it: orthocond data get {name}")
-    return _list(data_root)
+    return show(data_root)
 
 
-def _list(data_root: Path | None) -> None:
+def show(data_root: Path | None) -> None:
+    """Print which data sets there are, where each lies, or how to get it."""
     from orthocond.lab import data as lab
 
-    folder, console = lab.data_root(data_root), Console()
-    table = Table(title=f"Data sets in {printable(folder)}", title_justify="left", title_style="bold", box=None)
-    for column in ("name", "what it is", "where it is, or how to get it"):
-        table.add_column(column, no_wrap=column == "name", style="cyan" if column == "name" else None)
+    folder, console, rows = lab.data_root(data_root), Console(), []
     for name, where in lab.names(data_root).items():
         known = lab.KNOWN.get(name)
         text = known.text if known else "rendered shapes with known factors" if name == "sprites" else "yours"
         if known is not None and known.find(folder) is None:
             where = f"orthocond data get {name}" if known.files else f"by hand: orthocond data get {name} tells how"
-        table.add_row(*(Text(printable(cell)) for cell in (name, text, where)))
-    console.print(table)
+        rows.append([Text(printable(cell)) for cell in (name, text, where)])
+    header = "name", "what it is", "where it is, or how to get it"
+    console.print(make_table(f"Data sets in {printable(folder)}", header, rows))
     console.print("Also a path to a folder, zip or tar of images, and hf:NAME of a Hugging Face data set.")
 
 

@@ -5,10 +5,10 @@ from typing import Literal
 
 from rich.console import Console
 
+from orthocond.cli import data
 from orthocond.cli.terminal import make_table
 from orthocond.lab.config import Scale
 from orthocond.lab.presets import KINDS
-from orthocond.lab.text import printable
 
 _SCALES: tuple[Scale, ...] = ("laptop", "workstation", "paper")
 
@@ -36,8 +36,5 @@ def list_(what: Literal["presets", "methods", "data", "all"] = "all", /, *, data
             parts.append(("a@inner", "nog or olr in all convolutions but the treated layer"))
             console.print(make_table(f"\nMethods of {kind.title}", ("name", "what it does"), parts))
     if what in ("data", "all"):
-        from orthocond.lab import data
-
-        found = [(printable(name), printable(place)) for name, place in data.names(data_root).items()]
-        console.print(make_table("\nData sets", ("name", "where it is, or what it needs"), found))
-        console.print("Also a path to a folder, zip or tar of images, and hf:NAME of a Hugging Face data set.")
+        console.print()
+        data.show(data_root)

@@ -31,6 +31,7 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
     from orthocond.lab.report import write_report
     from orthocond.lab.report.sources import NothingToReportError
     from orthocond.lab.runs import Run
+    from orthocond.lab.runs.folder import CONFIG
 
     if not sources:
         raise UsageError(
@@ -41,7 +42,7 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out needs a folder that exists; there is no {out.parent}. Create it first.")
     paths = [Path(source) if Path(source).exists() else find_run(source, runs).path for source in sources]
-    if len(paths) == 1 and (paths[0] / "config.json").is_file():
+    if len(paths) == 1 and (paths[0] / CONFIG).is_file():
         add_explorer(Run.open(paths[0]))
     try:
         file = write_report(*paths, out=out)
@@ -79,9 +80,10 @@ def add_report(path: Path, allow_import: str | None = None) -> None:
     """
     from orthocond.lab.report import write_report
     from orthocond.lab.runs import Run
+    from orthocond.lab.runs.folder import CONFIG
 
     try:
-        if (path / "config.json").is_file():
+        if (path / CONFIG).is_file():
             add_explorer(Run.open(path), allow_import)
         print(f"Report: {printable(write_report(path))}", flush=True)
     except Exception as error:
@@ -93,9 +95,10 @@ def add_explorer(run: "Run", allow_import: str | None = None) -> None:
     if not has_generator(run.config) or not (checkpoints := list(run.checkpoints.glob("*.json"))):
         return
     from orthocond.lab.explorer import write_explorer
+    from orthocond.lab.task import EVALUATION
 
     file = run.path / "explore.html"
-    parts = [*checkpoints, *run.path.glob("evaluation.json")]
+    parts = [*checkpoints, *run.path.glob(EVALUATION)]
     if file.is_file() and file.stat().st_mtime > max(part.stat().st_mtime for part in parts):
         return
     try:

@@ -14,10 +14,8 @@ from cyclopts import Group, Parameter, Token, convert, validators
 from docstring_parser import parse
 
 from orthocond.lab import presets
-from orthocond.lab.config import Config, Scale, change, flatten
+from orthocond.lab.config import FIXED, Config, Scale, change, flatten, option_names
 from orthocond.lab.errors import UsageError
-
-FIXED = ("preset", "scale", "kind")  # chosen by the preset, not one by one
 
 
 def whole(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -79,7 +77,7 @@ def options(config: object) -> list[inspect.Parameter]:
         branch = setting.path.rpartition(".")[0] or "run"
         group = groups.setdefault(branch, Group.create_ordered(f"Settings: {branch}"))
         option = Parameter(
-            name=_spellings(setting.path),
+            name=option_names(setting.path),
             help=_shown(setting.help),
             group=group,
             consume_multiple=_is_list(setting),
@@ -108,17 +106,6 @@ def _is_list(setting: Setting) -> bool:
     return typing.get_origin(setting.kind) is tuple
 
 
-def _spellings(path: str) -> list[str]:
-    """``--model.name`` and the short ``--model``; treatments are so common that they need no ``--method.``."""
-    branch, _, leaf = path.rpartition(".")
-    short = []
-    if branch and leaf in ("name", "source"):
-        short = [branch]
-    elif branch == "method":
-        short = [leaf]
-    return [f"--{name}".replace("_", "-") for name in (path, *short)]
-
-
 def _shown(text: str) -> str:
     return text.replace("``", "`")
 
@@ -130,7 +117,7 @@ def empty_lists(config: Config, tokens: Sequence[str]) -> list[str]:
         >>> empty_lists(presets.preset("dbn-sprites-small"), ["--schedule.milestones", "none", "--seed", "1"])
         ['--schedule.milestones=[]', '--seed', '1']
     """
-    lists = {spelling for setting in settings(config) if _is_list(setting) for spelling in _spellings(setting.path)}
+    lists = {spelling for setting in settings(config) if _is_list(setting) for spelling in option_names(setting.path)}
     result: list[str] = []
     for token in tokens:
         if token.lower() == "none" and result and result[-1] in lists:
@@ -172,7 +159,7 @@ def apply_options(config: Config, values: Mapping[str, Any]) -> Config:
     except UsageError as error:
         text = str(error)
         for path in values:
-            text = re.sub(rf"(?m)^{re.escape(path)}(?=[ \[])", _spellings(path)[0], text)
+            text = re.sub(rf"(?m)^{re.escape(path)}(?=[ \[])", option_names(path)[0], text)
         raise UsageError(text) from error
 
 

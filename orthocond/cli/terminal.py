@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 _SPELLED = {
     "κ": "kappa",
@@ -51,7 +52,7 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
     return "".join(_SPELLED.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
-def make_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def make_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
     """A table without lines, whose first column does not wrap."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, column in enumerate(header):

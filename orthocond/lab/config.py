@@ -59,6 +59,9 @@ class Config(Protocol):
     def describe(self) -> str: ...
 
 
+FIXED = ("preset", "scale", "kind")
+"""Settings that a preset chooses; they are no options."""
+
 _BOUNDS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -262,6 +265,22 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             result[f"{prefix}{name}"] = value
     return result
+
+
+def option_names(path: str) -> list[str]:
+    """What a setting is called on the command line, the shortest name last; treatments need no ``--method.``.
+
+    Example:
+        >>> option_names("model.name"), option_names("method.nog_of"), option_names("schedule.lr")
+        (['--model.name', '--model'], ['--method.nog-of', '--nog-of'], ['--schedule.lr'])
+    """
+    branch, _, leaf = path.rpartition(".")
+    short = []
+    if branch and leaf in ("name", "source"):
+        short = [branch]
+    elif branch == "method":
+        short = [leaf]
+    return [f"--{name}".replace("_", "-") for name in (path, *short)]
 
 
 def _values(config: object) -> dict[str, Any]:

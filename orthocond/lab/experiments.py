@@ -8,14 +8,14 @@ from typing import Any
 
 from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.config import Config
-from orthocond.lab.devices import make_accelerator
+from orthocond.lab.devices import make_accelerator, part_processes
 from orthocond.lab.display import Display, is_notebook
 from orthocond.lab.errors import UsageError
 from orthocond.lab.generation.task import GenerationTask
 from orthocond.lab.loop import Loop
 from orthocond.lab.presets import names, preset, read_config
 from orthocond.lab.progress import Progress
-from orthocond.lab.runs import Run
+from orthocond.lab.runs import Run, ranks
 from orthocond.lab.runs.finding import name_of
 from orthocond.lab.task import EVALUATION, Task
 
@@ -39,8 +39,8 @@ def train(
 ) -> int:
     """Train what a configuration asks for in a run folder, from its last checkpoint if there is one, and evaluate it.
 
-    Under torchrun every process calls this, with ``evaluate=False``: an evaluation is made by one process, when the
-    group of processes is gone.
+    Under torchrun every process calls this. An evaluation is made by the first one, when the group of processes is
+    gone; with ``evaluate=False`` the group stays.
 
     Args:
         config: The configuration.
@@ -66,7 +66,11 @@ def train(
     accelerator = make_accelerator(config.precision, run, tracker)
     made = task(config, task.load_data(config.data, folder), accelerator)
     code = Loop(made, run, progress=progress, tracker=tracker).train()
-    if code == 0 and evaluate and not is_evaluated(run):
+    if not evaluate:
+        return code
+    first = ranks.rank() == 0
+    part_processes()
+    if first and code == 0 and not is_evaluated(run):
         evaluate_run(run, root=folder, allow_import=config.model.name, progress=progress)
     return code
 

@@ -45,7 +45,7 @@ class SVDLayer(nn.Module):
 
     observer: Observer | None
 
-    def __init__(self, solver: Solver, nonfinite: str) -> None:
+    def __init__(self, *, solver: Solver, nonfinite: str) -> None:
         super().__init__()
         check_choice(nonfinite, f"{type(self).__name__}(nonfinite=...)", ("propagate", "raise"))
         self.solver = check_solver(solver, type(self).__name__)
@@ -65,8 +65,8 @@ class CountingSVDLayer(SVDLayer):
 
     nonfinite_batches: Tensor
 
-    def __init__(self, solver: Solver, nonfinite: str) -> None:
-        super().__init__(solver, nonfinite)
+    def __init__(self, *, solver: Solver, nonfinite: str) -> None:
+        super().__init__(solver=solver, nonfinite=nonfinite)
         self.register_buffer("nonfinite_batches", torch.tensor(0), persistent=False)
 
     def _count(self, y: Tensor) -> None:

@@ -167,7 +167,7 @@ class WhitenColor2d(base.CountingSVDLayer):
         solver: Solver = _EIGH,
         nonfinite: str = "propagate",
     ) -> None:
-        super().__init__(solver, nonfinite)
+        super().__init__(solver=solver, nonfinite=nonfinite)
         check_choice(per, "WhitenColor2d(per=...)", _PER)
         self.alpha = alpha
         self.eps = check_not_negative(eps, "WhitenColor2d(eps=...)")

@@ -99,7 +99,7 @@ class _DecorrelatedBatchNorm(SVDLayer):
         synchronize: bool = False,
         process_group: Any = None,
     ) -> None:
-        super().__init__(solver, nonfinite)
+        super().__init__(solver=solver, nonfinite=nonfinite)
         name = type(self).__name__
         check_count(num_features, f"{name}(num_features=...)", 1)
         check_groups(num_features, groups, name)

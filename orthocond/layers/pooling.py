@@ -143,7 +143,7 @@ class CovariancePool2d(base.CountingSVDLayer):
     def __init__(
         self, *, solver: Solver = _EIGH, output: str = "triu", eps: float = 0.0, nonfinite: str = "propagate"
     ) -> None:
-        super().__init__(solver, nonfinite)
+        super().__init__(solver=solver, nonfinite=nonfinite)
         check_choice(output, "CovariancePool2d(output=...)", _OUTPUTS)
         self.output = output
         self.eps = check_not_negative(eps, "CovariancePool2d(eps=...)")

@@ -93,7 +93,6 @@ def load_pair(
     root: str | os.PathLike[str] | None = None,
     size: int | None = None,
     limit: int | None = None,
-    in_memory: bool | None = None,
 ) -> Pair:
     """Training and held-out images: the splits ``train`` and ``val``, else ``test``, else a tenth of each class.
 
@@ -102,7 +101,6 @@ def load_pair(
         root: Folder of names.
         size: Side of the images.
         limit: Number of training images; all held-out images are taken.
-        in_memory: Whether to decode now.
 
     Raises:
         FileNotFoundError: As `load`.
@@ -114,7 +112,7 @@ def load_pair(
     """
 
     def part(split: str | None, count: int | None) -> ImageData:
-        return load(source, split=split, root=root, size=size, limit=count, in_memory=in_memory)
+        return load(source, split=split, root=root, size=size, limit=count)
 
     for split in ("val", "test"):
         try:

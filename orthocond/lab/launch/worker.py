@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from orthocond.lab.devices import join_processes, part_processes
+from orthocond.lab.devices import join_processes
 from orthocond.lab.errors import EXPECTED, explain
-from orthocond.lab.experiments import evaluate_run, is_evaluated, train
+from orthocond.lab.experiments import train
 from orthocond.lab.launch.files import LOG, PROGRESS, header
 from orthocond.lab.presets import read_config
 from orthocond.lab.progress import Progress
-from orthocond.lab.runs import Run, ranks
+from orthocond.lab.runs import Run
 
 _EVERY = 5  # steps between reports, at least
 _REPORTS = 2000  # of a training, about
@@ -80,21 +80,12 @@ def main(arguments: Sequence[str]) -> int:
     try:
         join_processes()
         run = Run.open(arguments[0])
-        return _work(run, arguments[1] if len(arguments) > 1 else None, _reporter(reports))
+        root = arguments[1] if len(arguments) > 1 else None
+        return train(read_config(run.config), run, root=root, progress=_reporter(reports))
     except EXPECTED as error:
         text, code = explain(error)
         print(text, file=sys.stderr, flush=True)
         return code
-
-
-def _work(run: Run, root: str | None, report: Callable[[Progress], None]) -> int:
-    config = read_config(run.config)
-    code = train(config, run, root=root, progress=report, evaluate=False)
-    first = ranks.rank() == 0
-    part_processes()
-    if code == 0 and first and not is_evaluated(run):
-        evaluate_run(run, root=root, allow_import=config.model.name, progress=report)
-    return code
 
 
 def _reporter(file: IO[str]) -> Callable[[Progress], None]:

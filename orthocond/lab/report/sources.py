@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from orthocond.lab import experiments
-from orthocond.lab.config import to_json
+from orthocond.lab.config import FIXED, flatten, option_names, to_json
 from orthocond.lab.presets import has_generator, read_config
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.folder import CONFIG, LOG, METRICS
 from orthocond.lab.runs.metrics import from_json_safe
 from orthocond.lab.tables.records import Record, read_kept
+from orthocond.lab.task import EVALUATION
 from orthocond.matrix import matrix_view, singular_spectrum
 
 TABLE = "table.json"
-_CONFIG, _EVALUATION, _LOG, _METRICS = "config.json", "evaluation.json", "log.txt", "metrics.jsonl"
 _SEED = ("seed",)
 _SPECTRUM = ("conditions", "largest", "smallest")  # of the treated weights of a GAN, in a line of metrics
 _SINGULAR_VALUES = ("singular_values", "initial_singular_values")  # in an evaluation
-_HIDDEN = ("kind", "preset", "scale")  # settings that the command names by themselves
 
 
 class NothingToReportError(ValueError):
@@ -61,7 +61,7 @@ class Training:
     @property
     def settings(self) -> dict[str, Any]:
         """The configuration with a dotted path for each value."""
-        return dict(_flat(self.config))
+        return flatten(self.config)
 
     @property
     def is_gan(self) -> bool:
@@ -120,15 +120,15 @@ def read(paths: Iterable[Path]) -> WrittenTable | list[Training]:
     paths = list(paths)
     trainings: dict[Path, Training] = {}
     for path in paths:
-        folder = path.parent if path.name in (TABLE, _CONFIG) else path
-        if (folder / _CONFIG).is_file():
+        folder = path.parent if path.name in (TABLE, CONFIG) else path
+        if (folder / CONFIG).is_file():
             trainings.setdefault(folder.resolve(), read_run(folder))
         elif (folder / TABLE).is_file():
             if len(paths) > 1:
                 raise NothingToReportError(f"{folder} is a table, which needs its own report; pass it alone.")
             return read_table(folder)
         else:
-            inner = [p for p in sorted(folder.iterdir()) if (p / _CONFIG).is_file()] if folder.is_dir() else []
+            inner = [p for p in sorted(folder.iterdir()) if (p / CONFIG).is_file()] if folder.is_dir() else []
             if not inner:
                 problem = "is no folder" if folder.exists() else "does not exist"
                 problem = "has neither runs nor a table in it" if folder.is_dir() else problem
@@ -159,7 +159,7 @@ def read_run(folder: Path) -> Training:
         trouble.append(str(error))
     if odd := [number for number, line in enumerate(metrics, 1) if layers_of(line) is None]:
         trouble.append(
-            f"{folder / _METRICS}, line {odd[0]}: {', '.join(_SPECTRUM)} need a list with a number for each layer; "
+            f"{folder / METRICS}, line {odd[0]}: {', '.join(_SPECTRUM)} need a list with a number for each layer; "
             f"the spectra leave {'this line' if len(odd) == 1 else f'{len(odd)} such lines'} out."
         )
     try:
@@ -167,9 +167,9 @@ def read_run(folder: Path) -> Training:
         state, step, message = status.state, status.step, status.message
     except ValueError as error:
         trouble.append(str(error))
-    if (folder / _EVALUATION).is_file():
+    if (folder / EVALUATION).is_file():
         try:
-            evaluation = from_json_safe(json.loads((folder / _EVALUATION).read_bytes()))
+            evaluation = from_json_safe(json.loads((folder / EVALUATION).read_bytes()))
             if not isinstance(evaluation, dict):
                 raise ValueError("it is no JSON object")
             for key in _SINGULAR_VALUES:
@@ -177,15 +177,15 @@ def read_run(folder: Path) -> Training:
                 if not isinstance(layers, list) or not all(map(_are_numbers, layers)):
                     raise ValueError(f"{key} needs a list of numbers for each layer")
         except (ValueError, RecursionError) as error:
-            trouble.append(f"{folder / _EVALUATION} is damaged ({error}); evaluate the run again.")
+            trouble.append(f"{folder / EVALUATION} is damaged ({error}); evaluate the run again.")
             evaluation = None
     if state == "finished" and evaluation is not None and evaluation.get("step", step) != step:
         trouble.append(
-            f"{folder / _EVALUATION} is of step {evaluation['step']} and the run ended at step {step}: it was left out."
+            f"{folder / EVALUATION} is of step {evaluation['step']} and the run ended at step {step}: it was left out."
         )
         evaluation = None
     step = max([step, *(line.get("step", 0) for line in metrics[-1:])])
-    log = (folder / _LOG).read_text(errors="replace").splitlines() if (folder / _LOG).is_file() else []
+    log = (folder / LOG).read_text(errors="replace").splitlines() if (folder / LOG).is_file() else []
     return Training(
         folder.resolve().name,
         run.config,
@@ -279,14 +279,6 @@ def layers_of(line: Mapping[str, Any]) -> list[tuple[float, ...]] | None:
     if not all(map(_are_numbers, values)) or len(set(map(len, values))) > 1:
         return None
     return list(zip(*values, strict=True))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 # Groups
@@ -391,22 +383,21 @@ def train_command(training: Training) -> str | None:
     settings = training.settings
     name, scale = settings.get("preset"), settings.get("scale", "laptop")
     try:
-        preset = dict(_flat(to_json(experiments.preset(str(name), scale))))
+        preset = flatten(to_json(experiments.preset(str(name), scale)))
     except (TypeError, ValueError):
         return None
     words = ["orthocond", "train", str(name)]
     words += ["--scale", str(scale)] if scale != "laptop" else []
     for path, value in settings.items():
-        if path not in _HIDDEN and (path == "method.name" or preset.get(path) != value):
+        if path not in FIXED and (path == "method.name" or preset.get(path) != value):
             words += _option(path, value)
     return " ".join(words)
 
 
 def _option(path: str, value: Any) -> list[str]:
-    branch, _, leaf = path.rpartition(".")
-    name = branch if branch and leaf in ("name", "source") else leaf if branch == "method" else path
-    option = f"--{name}".replace("_", "-")
+    option = option_names(path)[-1]
     if isinstance(value, bool):
+        branch, _, leaf = path.rpartition(".")
         return [option if value else f"--{branch}.no-{leaf}".replace("_", "-")]
     texts = [text_of(v) for v in value] if isinstance(value, list) else [text_of(value)]
     return [option, *map(shlex.quote, texts or ["none"])]

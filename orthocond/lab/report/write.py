@@ -22,6 +22,7 @@ from orthocond.lab.report.sources import TABLE, WrittenTable, read
 from orthocond.lab.report.tabled import table_page
 from orthocond.lab.report.trainings import trainings_page
 from orthocond.lab.runs.files import write_atomically
+from orthocond.lab.runs.folder import CONFIG
 
 NAME = "report.html"
 _STATIC = files("orthocond.lab.report") / "static"
@@ -56,7 +57,7 @@ def write_report(
         raise ValueError("A report needs at least one run, folder of runs or table.")
     sources = [Path(path) for path in paths]
     if out is None:
-        first = sources[0].parent if sources[0].name in (TABLE, "config.json") else sources[0]
+        first = sources[0].parent if sources[0].name in (TABLE, CONFIG) else sources[0]
         out = first / NAME if len(sources) == 1 else Path(NAME)
     found = read(sources)
     file = Path(out)

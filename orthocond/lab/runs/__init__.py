@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from orthocond.lab.runs.checkpoint import Checkpoint
     from orthocond.lab.runs.folder import Run
     from orthocond.lab.runs.guard import Guard
-    from orthocond.lab.runs.state import pack, unpack
+    from orthocond.lab.runs.packing import pack, unpack
     from orthocond.lab.runs.status import State, Status
 
 __getattr__ = lazy(
@@ -19,7 +19,7 @@ __getattr__ = lazy(
         "checkpoint": ("Checkpoint",),
         "folder": ("Run",),
         "guard": ("Guard",),
-        "state": ("pack", "unpack"),
+        "packing": ("pack", "unpack"),
         "status": ("State", "Status"),
     },
 )

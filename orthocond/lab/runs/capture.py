@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from orthocond.lab.runs import ranks
-from orthocond.lab.runs.state import from_bytes, to_bytes
+from orthocond.lab.runs.packing import from_bytes, to_bytes
 
 
 def capture_rng() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from orthocond.lab.runs.files import write_atomically
-from orthocond.lab.runs.state import dump_json, pack, unpack
+from orthocond.lab.runs.packing import dump_json, pack, unpack
 
 _FORMAT = 1
 _KEPT = 2  # the newest, and one in case it is damaged

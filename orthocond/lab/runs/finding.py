@@ -10,7 +10,7 @@ from warnings import warn
 from orthocond.lab.config import Config
 from orthocond.lab.presets import read_config
 from orthocond.lab.runs.files import locked
-from orthocond.lab.runs.folder import Run
+from orthocond.lab.runs.folder import CONFIG, Run
 from orthocond.lab.text import nearest, printable
 
 
@@ -23,14 +23,14 @@ def find_runs(root: str | PathLike[str]) -> Iterator[tuple[Run, Config]]:
     """
     folder = Path(root)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not (path / "config.json").is_file():
+        if not (path / CONFIG).is_file():
             continue
         try:
             run = Run.open(path)
             config = read_config(run.config)
         except (TypeError, ValueError) as error:
             if re.match(r"\d+-", path.name):
-                text = f"A run was left out, as {path / 'config.json'} cannot be used: {error}"
+                text = f"A run was left out, as {path / CONFIG} cannot be used: {error}"
                 warn(printable(text), RuntimeWarning, stacklevel=2)
             continue
         yield run, config
@@ -91,10 +91,10 @@ def find_run(name: str | PathLike[str], root: str | PathLike[str] = "runs") -> P
     """
     text, runs = os.fspath(name), Path(root)
     for path in (Path(text), runs / text):
-        if (path / "config.json").is_file():
+        if (path / CONFIG).is_file():
             return path
     found = sorted(runs.iterdir()) if runs.is_dir() else []
-    folders = [p for p in found if re.match(r"\d+-", p.name) and (p / "config.json").is_file()]
+    folders = [p for p in found if re.match(r"\d+-", p.name) and (p / CONFIG).is_file()]
     for path in folders:
         if text.isdecimal() and int(path.name.partition("-")[0]) == int(text):
             return path

@@ -27,7 +27,7 @@ from orthocond.lab.runs.files import (
     write_atomically,
 )
 from orthocond.lab.runs.metrics import encode_line, json_safe, read_lines
-from orthocond.lab.runs.state import dump_json
+from orthocond.lab.runs.packing import dump_json
 from orthocond.lab.runs.status import State, Status
 
 try:
@@ -35,7 +35,8 @@ try:
 except ImportError:  # on Windows, where two processes are not kept apart
     fcntl = None  # type: ignore[assignment]
 
-_METRICS, _TIMES, _LOG, _CONFIG = "metrics.jsonl", "times.jsonl", "log.txt", "config.json"
+CONFIG, METRICS, LOG = "config.json", "metrics.jsonl", "log.txt"
+_TIMES = "times.jsonl"
 
 
 class Run:
@@ -127,11 +128,11 @@ class Run:
             FileNotFoundError: If there is no run in it.
             ValueError: If its configuration is not JSON, or was edited after the run had ended.
         """
-        file = Path(path) / _CONFIG
+        file = Path(path) / CONFIG
 
         def read() -> bytes:
             if not file.is_file():
-                raise FileNotFoundError(f"{path} is not a run: it has no {_CONFIG}. Pass the folder of one run.")
+                raise FileNotFoundError(f"{path} is not a run: it has no {CONFIG}. Pass the folder of one run.")
             recorded = None
             with contextlib.suppress(ValueError):  # a damaged record is told when it is asked for
                 recorded = status.read(file.parent)
@@ -173,7 +174,7 @@ class Run:
         Raises:
             ValueError: If a file is damaged; the text names it.
         """
-        return status.read(self.path) or status.from_metrics(self.metrics(), self.path / _LOG)
+        return status.read(self.path) or status.from_metrics(self.metrics(), self.path / LOG)
 
     def set_status(self, state: State, step: int | None = None, message: str = "") -> None:
         """Replace the record of how far the run has come. Does nothing on other ranks than 0.
@@ -233,7 +234,7 @@ class Run:
         line = encode_line(head | metrics)
         seconds = round(time.monotonic() - self._start, 6)
         times = encode_line({"step": step, "seconds": seconds} | dict(timing or {}))
-        append_line(self.path / _METRICS, line)
+        append_line(self.path / METRICS, line)
         append_line(self.path / _TIMES, times)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -242,7 +243,7 @@ class Run:
         Raises:
             ValueError: If the file is damaged; the text names the line.
         """
-        return read_lines(self.path / _METRICS)
+        return read_lines(self.path / METRICS)
 
     def times(self) -> list[dict[str, Any]]:
         """Step, seconds since the start and other timings for each line of metrics."""
@@ -256,7 +257,7 @@ class Run:
         """
         if ranks.rank() == 0:
             self._claim()
-            append_line(self.path / _LOG, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+            append_line(self.path / LOG, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
 
     # Checkpoints
 
@@ -281,7 +282,7 @@ class Run:
 
         def write() -> bytes:
             self._claim()
-            files = [p for name in (_METRICS, _TIMES) if (p := self.path / name).exists()]
+            files = [p for name in (METRICS, _TIMES) if (p := self.path / name).exists()]
             for file in files:
                 sync(file)
             checkpoint.save(self.checkpoints, state, step, {p.name: p.stat().st_size for p in files}, self.config)
@@ -320,8 +321,8 @@ class Run:
         if found.config is not None and (changes := config_diff(found.config, self.config)):
             raise RuntimeError(
                 f"The checkpoint of step {found.step} in {self.checkpoints} was saved with another configuration than "
-                f"{_CONFIG} has: put back the one that belongs there, or start a new run. From the checkpoint's to "
-                f"{_CONFIG}:\n{changes}"
+                f"{CONFIG} has: put back the one that belongs there, or start a new run. From the checkpoint's to "
+                f"{CONFIG}:\n{changes}"
             )
         return found
 
@@ -351,7 +352,7 @@ class Run:
         def cut() -> bytes:
             if found is None and not restart:
                 self._check_beginning()
-            for name in (_METRICS, _TIMES):
+            for name in (METRICS, _TIMES):
                 _cut(self.path / name, found.sizes.get(name, 0) if found else 0)
             self._claim()
             self._saved = found.step if found else -1
@@ -383,7 +384,7 @@ class Run:
             return
         self._lock()
         remove_temporaries(self.path)
-        for name in (_METRICS, _TIMES, _LOG):
+        for name in (METRICS, _TIMES, LOG):
             drop_half_line(self.path / name)
         self._saved = max(checkpoint.steps(self.checkpoints), default=-1)
         times = self.times()
@@ -429,7 +430,7 @@ def _make_folder(root: Path, name: str, config: dict[str, Any]) -> Path:
         (reserved / "figures").mkdir()
     except OSError as error:
         raise explained(error, root / name, len(text)) from error
-    write_atomically(reserved / _CONFIG, text)
+    write_atomically(reserved / CONFIG, text)
     status.write(reserved, Status("created"))
     return reserved.rename(root / f"{number:05d}-{name}")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from orthocond.lab.runs.state import dump_json
+from orthocond.lab.runs.packing import dump_json
 
 _TO_TEXT = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _FROM_TEXT = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -10,7 +10,7 @@ from orthocond.lab.classification.config import Method, Model
 from orthocond.lab.classification.networks.convnet import ConvNet
 from orthocond.lab.classification.networks.densenet import DenseNet121
 from orthocond.lab.classification.networks.mobilenet import STAGES, MobileNetV2
-from orthocond.lab.classification.networks.resnet import ResNet
+from orthocond.lab.classification.networks.resnet import ResNet, resnet18, resnet50
 from orthocond.lab.factories import FactoryError, FactoryKindError, call_factory, is_factory
 from orthocond.lab.text import nearest
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm2d, SVDLayer, convert_batchnorm
@@ -114,10 +114,9 @@ def _backbone(model: Model, classes: int, norm: Callable[[int], nn.Module]) -> n
 
 
 def _resnet(model: Model, classes: int, norm: Callable[[int], nn.Module], pool: CovariancePool2d | None) -> ResNet:
-    bottleneck = model.name == "resnet50"
-    return ResNet(
-        bottleneck,
-        model.depths or ((3, 4, 6, 3) if bottleneck else (2, 2, 2, 2)),
+    make = resnet50 if model.name == "resnet50" else resnet18
+    sizes: dict[str, Any] = {"depths": model.depths} if model.depths else {}
+    return make(
         classes,
         stem=model.stem,
         stem_norm=norm,
@@ -125,6 +124,7 @@ def _resnet(model: Model, classes: int, norm: Callable[[int], nn.Module], pool: 
         reduction=model.reduction,
         last_stride=model.last_stride,
         width=model.width or 64,
+        **sizes,
     )
 
 

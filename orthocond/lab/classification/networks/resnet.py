@@ -125,7 +125,7 @@ def _convolution(in_channels: int, out_channels: int, kernel: int, stride: int =
     return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, bias=False)
 
 
-def resnet18(num_classes: int = 1000, **settings: Any) -> ResNet:
+def resnet18(num_classes: int = 1000, depths: tuple[int, ...] = (2, 2, 2, 2), **settings: Any) -> ResNet:
     """ResNet-18; the settings are those of `ResNet`.
 
     Example:
@@ -134,10 +134,10 @@ def resnet18(num_classes: int = 1000, **settings: Any) -> ResNet:
         >>> model(torch.randn(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    return ResNet(False, (2, 2, 2, 2), num_classes, **settings)
+    return ResNet(False, depths, num_classes, **settings)
 
 
-def resnet50(num_classes: int = 1000, **settings: Any) -> ResNet:
+def resnet50(num_classes: int = 1000, depths: tuple[int, ...] = (3, 4, 6, 3), **settings: Any) -> ResNet:
     """ResNet-50; the settings are those of `ResNet`.
 
     Example:
@@ -145,4 +145,4 @@ def resnet50(num_classes: int = 1000, **settings: Any) -> ResNet:
         >>> model(torch.randn(2, 3, 64, 64)).shape
         torch.Size([2, 10])
     """
-    return ResNet(True, (3, 4, 6, 3), num_classes, **settings)
+    return ResNet(True, depths, num_classes, **settings)
