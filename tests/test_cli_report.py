@@ -8,6 +8,7 @@ import signal
 import pytest
 from gan_helpers import tiny as tiny_gan
 from lab_helpers import COMMAND, tiny, train
+from report_helpers import Page
 
 from orthocond.cli import main
 from orthocond.cli import report as module
@@ -143,7 +144,8 @@ def test_an_explorer_that_fails_leaves_the_report(tmp_path, capsys, monkeypatch)
     captured = capsys.readouterr()
     assert captured.out == f"Report: {run.path / 'report.html'}\n"
     assert captured.err.startswith("The explorer could not be written: gan cannot be exported to ONNX. Nothing else")
-    assert f"orthocond explore {run.path}" in (run.path / "report.html").read_text(encoding="utf-8")
+    page = Page((run.path / "report.html").read_text(encoding="utf-8"))
+    assert f"orthocond explore {run.path}" in page.text
 
 
 def test_ctrl_c_in_an_evaluation_keeps_the_training(runs, capsys, monkeypatch, explored):

@@ -136,7 +136,7 @@ def test_trainings_of_unequal_length_have_no_winner(tmp_path):
     b = classifier(tmp_path, "nog", error=10.0, pace=100)
     told = "Nothing can be told about which is better: the trainings are of unequal length, 400 and 800 steps."
     assert words(a, b)[0] == f"{told} Error on held-out images: svd 20.00 % and nog 10.00 %."
-    page = opened(a, b).text
+    page = opened(a, b, out=tmp_path / "both.html").text
     assert page.count(told) == 2  # verdict and warnings
     assert "not comparable: unequal length" in page
     assert "10.00" not in page.partition("Difference from svd")[2].partition("How sure")[0]
