@@ -103,7 +103,16 @@ class ClassificationTask(Task[Classification]):
             f"Data: {len(train)} training and {len(held_out)} held-out images of {len(train.classes)} classes",
             f"Model: {count:,} parameters; {layers}",
             f"Steps: {self.steps}, {self.epoch_steps} an epoch",
+            *self.warnings(),
         ]
+
+    def warnings(self) -> list[str]:
+        """That the epochs end before the steps that were asked for."""
+        schedule = self.config.schedule
+        if (schedule.steps or 0) <= self.steps:
+            return []
+        asked = f"{schedule.epochs} epochs have {self.steps}, not the {schedule.steps} of schedule.steps"
+        return [f"Fewer steps than asked for: {asked}. Raise schedule.epochs."]
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step: a warm-up from a fifth, then what `Schedule.fall` says."""
