@@ -391,9 +391,7 @@ def test_killed_and_interrupted_runs_go_on_to_the_same_file(tmp_path):
     assert files(run) == files(whole)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"), [(100, "Fewer steps than asked for: 2 epochs have 10, not"), (3, "")]
-)
+@pytest.mark.parametrize(("asked", "said"), [(100, "Fewer steps than asked for: 2 epochs have 10, not"), (3, "")])
 def test_epochs_that_end_before_the_steps_are_told(tmp_path, asked, said):
     config = tiny("svd", schedule=replace(TINY.schedule, steps=asked))
     run = run_of(tmp_path, config)
