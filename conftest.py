@@ -1,7 +1,5 @@
 """Fixtures that tests and doctests share."""
 
-import os
-
 import pytest
 import torch
 
@@ -18,18 +16,6 @@ def pytest_collection_modifyitems(items):
     """Files that take longest come first: at the end no process is left alone with one of them."""
     order = {f"test_{name}.py": place for place, name in enumerate(_LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-
-
-def pytest_configure():
-    """Each process of pytest-xdist keeps to one core, with all that it starts.
-
-    Processes of tests would otherwise take as many threads as there are cores. Threads that wait for a core that others
-    use cost three times the work of one.
-    """
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 @pytest.fixture(autouse=True)
