@@ -1,5 +1,7 @@
 """Fixtures that tests and doctests share."""
 
+import os
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ import orthocond
 
 collect_ignore = ["docs/_ext/pages.py"]  # an extension of Sphinx, which tests do not need
 
+# Processes that tests start have one thread too: with two test processes on two cores, more only wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 _LONG = ["classification", "launch", "explorer_browser", "explorer_models", "runs_kill", "demo", "explorer", "docs"]
 _LONG += ["cli_runs", "examples", "report_browser", "generation_evaluate", "generation_resume", "fold_export", "matrix"]

@@ -370,7 +370,10 @@ def _watch(folder, methods):
     launch(configs, folder, jobs=2, progress=lambda index, state: print(index, state.step, flush=True))
 
 
-@pytest.mark.parametrize(("number", "methods"), [(signal.SIGTERM, ("svd", "nog")), (signal.SIGINT, ("svd",))])
+@pytest.mark.parametrize(
+    ("number", "methods"),
+    [(signal.SIGTERM, ("svd", "nog")), pytest.param(signal.SIGINT, ("svd",), marks=pytest.mark.slow)],
+)
 def test_a_signal_to_the_one_that_watches_lets_all_of_them_save(tmp_path, number, methods):
     said = tmp_path / "said"
     process = processes.start(_watch, tmp_path / "runs", methods, output=said)

@@ -34,7 +34,11 @@ def test_models_stand_side_by_side_from_the_same_latent(opened, quadrants):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: SimpleGenerator(16, 6, 4), lambda: EigenGenerator(16, 3, 8, 4)], ids=["vanilla", "eigengan"]
+    "make",
+    [
+        pytest.param(lambda: SimpleGenerator(16, 6, 4), id="vanilla", marks=pytest.mark.slow),
+        pytest.param(lambda: EigenGenerator(16, 3, 8, 4), id="eigengan"),
+    ],
 )
 def test_our_generators_run_in_the_page(opened, make):
     generator = make()

@@ -49,6 +49,15 @@ def test_other_allocators_are_told_nothing(tmp_path, monkeypatch):
     assert "MALLOC_MMAP_THRESHOLD_" not in environment_of_a_training(monkeypatch, tmp_path)
 
 
+@pytest.mark.parametrize(("asked", "threads"), [("1", 1), ("", 3), ("4,2", 3)])
+def test_the_cores_are_divided_unless_the_environment_says_how_many_threads(tmp_path, monkeypatch, asked, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    executor = Local(2)
+    executor.submit([open_or_create(tmp_path, tiny(method)) for method in ("svd", "nog")], None)
+    assert executor._threads == threads
+
+
 # Files
 
 
@@ -90,6 +99,7 @@ def test_the_exit_code_is_the_last_report(tmp_path):
 # Processes
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for a process in /proc")
 def test_a_job_saves_when_it_is_told_and_goes_on_bit_for_bit(tmp_path):
     """The protocol of submitit, with its executor for one machine: a signal, `checkpoint`, the same job again."""
@@ -124,6 +134,7 @@ def test_a_job_with_several_processes_is_torchrun_on_each_machine():
     assert module.JobOfTraining("run", None, Cluster(gpus=1))._head(single) == []
 
 
+@pytest.mark.slow
 def test_processes_of_torchrun_train_together_and_the_first_evaluates(tmp_path):
     run = open_or_create(tmp_path, tiny("svd", schedule=replace(TINY.schedule, epochs=1)))
     head = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

@@ -24,7 +24,8 @@ class Local:
     """Runs trainings on this machine, each in a process of its own; see `Executor`.
 
     Args:
-        jobs: How many at a time; the number of cores, if None. The cores are divided among them.
+        jobs: How many at a time; the number of cores, if None. The cores are divided among them, unless the environment
+            variable OMP_NUM_THREADS says how many threads each has.
     """
 
     pause = 0.1
@@ -40,7 +41,8 @@ class Local:
         _check_free(runs)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._jobs = max(1, min(self._jobs or cores, len(runs)))
-        self._threads = max(1, cores // self._jobs)
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        self._threads = int(asked) if asked.isdecimal() else max(1, cores // self._jobs)
         self._data_root = data_root
         self._waiting += runs
         for run in runs:
