@@ -15,8 +15,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collec
 def paragraph(text: str) -> str:
     """A paragraph in which indented lines are code."""
     lines = text.split("\n")
-    parts = [f"<pre>{escape(line.strip())}</pre>" if line.startswith("    ") else escape(line) for line in lines]
-    return f"<div>{'<br>'.join(parts).replace('<br><pre>', '<pre>').replace('</pre><br>', '</pre>')}</div>"
+    code = '<pre style="font-family: monospace">'  # notebooks show a plain <pre> like the text around it
+    parts = [f"{code}{escape(line.strip())}</pre>" if line.startswith("    ") else escape(line) for line in lines]
+    return f"<div>{'<br>'.join(parts).replace(f'<br>{code}', code).replace('</pre><br>', '</pre>')}</div>"
 
 
 def _row(tag: str, cells: Sequence[str], style: Sequence[str]) -> str:

@@ -128,6 +128,7 @@ def test_a_network_of_the_user_in_the_current_directory(runs, tmp_path, monkeypa
     [
         ("my_network:small", "there is no module my_network"),
         ("my_networks:big", "my_networks has no big"),
+        ("my_networks:plane", "my_networks has no plane. Did you mean 'plain'?"),
         ("my_networks:nothing", "my_networks:nothing has to return a torch.nn.Module; it returned int"),
         ("my_networks:alone", "has to be a function of one argument, the number of classes: too many positional"),
         ("my_networks:plain", "has 0 SVD layers. Name the one to treat"),

@@ -1,6 +1,7 @@
 """Data by name or path: every format gives the pixels and labels that were written; every defect names the file."""
 
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -325,6 +326,17 @@ def test_broken_and_strange_files(tmp_path):
     (tmp_path / "d.txt").touch()
     with pytest.raises(ValueError, match=r"d.txt is not a data set"):
         load(tmp_path / "d.txt")
+
+
+def test_a_misspelled_folder_gets_the_one_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"'mien'. Did you mean 'mine'\?"):
+        load("mien")
+    with pytest.raises(FileNotFoundError, match=re.escape(f"Did you mean '{tmp_path / 'mine'}'?")):
+        load(tmp_path / "mien")
+    with pytest.raises(FileNotFoundError, match="no data set or path"):
+        load(tmp_path / "nothing" / "mien")
 
 
 def test_unknown_names(tmp_path):

@@ -103,3 +103,20 @@ def test_advice_keeps_what_was_learned():
     assert torch.equal(after.num_batches_tracked, before.num_batches_tracked)
     whole = before.running_covariance[0]
     assert torch.equal(after.running_covariance, torch.stack([whole[:16, :16], whole[16:, 16:]]))
+
+
+def test_a_treated_gradient_is_not_to_be_treated_again():
+    """Following that advice would be an error, since the weight has its treatment."""
+    model, scale = stem(), torch.logspace(0, -4, 32)[:, None, None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def advised():
+        return "oc.treat(" in str(diagnose(model, IMAGES, lambda y: (y * scale).pow(3).sum()))
+
+    assert advised()
+    for settings in ({"gradient": oc.NearestOrthogonal()}, {"manifold": oc.Stiefel()}):
+        with oc.treat(model.conv1, optimizer, **settings):
+            assert not advised()
+        assert advised()
+    with oc.treat(model.conv1, optimizer, lr=oc.OptimalLR()):  # of the step length alone
+        assert advised()

@@ -163,4 +163,4 @@ def test_html():
     model, batch = tied_network()
     html = diagnose(model, batch, F.cross_entropy)._repr_html_()
     assert html.startswith("<div>⚠ NaN begins in the backward of torch.linalg.eigh")
-    assert "<pre>oc.sqrtm(cov, eps=0.001)</pre>" in html
+    assert ">oc.sqrtm(cov, eps=0.001)</pre>" in html

@@ -19,7 +19,7 @@ from orthocond.lab.data import FACTORS, render
 from orthocond.lab.explorer import shipped, write_explorer
 from orthocond.lab.explorer.page import Exhibit, Kind, _describe_kind, write_page
 from orthocond.lab.explorer.scores import changed_factors, scores_of
-from orthocond.lab.explorer.sources import from_onnx, kinds_of, to_onnx
+from orthocond.lab.explorer.sources import from_module, from_onnx, kinds_of, to_onnx
 from orthocond.lab.runs import Run
 
 EXHIBIT = Exhibit("toy", b"model", 4, (4,), "normal", 1.0, (-1.0, 1.0), None, (Kind("axes", "axes", "", axes(4)),))
@@ -112,6 +112,44 @@ def test_pictures_that_keep_to_the_upper_half_of_the_range_get_a_warning(tmp_pat
     monkeypatch.setattr("orthocond.lab.explorer.write._find", lambda *_: exhibit)
     assert run("explore", str(file), "--no-open", "--out", str(tmp_path / "x.html")) == 0
     assert "--range 0 1" in capsys.readouterr().out
+
+
+def generator_with_norm():
+    torch.manual_seed(0)
+    layers = [nn.ConvTranspose2d(3, 8, 4), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 3, 4, 2, 1), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def test_an_untrained_generator_is_told(tmp_path):
+    """By statistics that no batch has changed, or by pictures that do not change; a trained one is left in peace."""
+    module = generator_with_norm()
+    assert "untrained: the running statistics" in from_module(oc.Generator(module, 3), "mine").warning
+    module(torch.randn(16, 3, 1, 1))  # one batch in training
+    assert from_module(oc.Generator(module, 3), "mine").warning == ""
+    for layer in module:
+        if isinstance(layer, nn.ConvTranspose2d):
+            nn.init.normal_(layer.weight, std=1e-4)
+    gray = from_module(oc.Generator(module, 3), "mine").warning
+    assert gray.startswith("mine seems to be untrained: no direction changes its pictures by a gray level within 3 σ.")
+    file = tmp_path / "gray.onnx"
+    file.write_bytes(to_onnx(oc.Generator(module, 3), "gray")[0])
+    assert "by a gray level" in from_onnx(file).warning
+
+
+def test_a_function_without_a_number_of_latents_is_asked_for_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "without_z_dim.py").write_text("from torch import nn\ndef make(): return nn.Linear(3, 48)\n")
+    monkeypatch.chdir(tmp_path)
+    assert run("explore", "without_z_dim:make", "--no-open") == 1
+    assert "How many latents does without_z_dim:make take? Pass their number: --z-dim" in capsys.readouterr().err
+
+
+def test_a_range_that_is_too_large_is_told_once(tmp_path, monkeypatch, capsys, recwarn):
+    code = "return nn.Sequential(nn.Linear(3, 48), nn.Sigmoid(), nn.Unflatten(1, (3, 4, 4)))"
+    (tmp_path / "upper_half.py").write_text(f"from torch import nn\ndef make(): {code}\n")
+    monkeypatch.chdir(tmp_path)
+    assert run("explore", "upper_half:make", "--z-dim", "3", "--no-open") == 0
+    assert capsys.readouterr().out.count("--range 0 1") == 1
+    assert not [w for w in recwarn if "range" in str(w.message)]
 
 
 # Runs

@@ -8,6 +8,7 @@ from torch import nn
 
 import orthocond as oc
 from orthocond._html import paragraph, table
+from orthocond.directions import JointDirections
 
 
 class Checker(HTMLParser):
@@ -92,6 +93,16 @@ def test_directions():
     assert "tied with 2" in text
 
 
+def test_joint_directions_say_how_far_from_orthogonal_they_are():
+    vectors, names = torch.eye(2), ("a", "b")
+    found = JointDirections(
+        vectors, torch.ones(2), names, "joint", energies={"axes": 0.5, "joint": 0.25}, agreement=0.9
+    )
+    text = read(found._repr_html_())
+    assert text[0] == "joint: 2 directions of 2 dimensions"
+    assert text[-1] == "off the diagonal: axes 0.500, joint 0.250; agreement of the starts 0.900"
+
+
 def test_spectrum():
     text = read(oc.spectrum(torch.diag(torch.tensor([4.0, 2.0, 0.0])), eps=1.0)._repr_html_())
     pairs = dict(zip(text[::2], text[1::2], strict=True))
@@ -123,4 +134,4 @@ def test_diagnosis():
 def test_cells_and_code_are_escaped():
     assert "&lt;script&gt;" in table(("a",), (("<script>",),))
     assert read(paragraph("a & b:\n    x < y\nc")) == ["a & b:", "x < y", "c"]
-    assert "<pre>x &lt; y</pre>c" in paragraph("a\n    x < y\nc")
+    assert 'a<pre style="font-family: monospace">x &lt; y</pre>c' in paragraph("a\n    x < y\nc")

@@ -422,6 +422,7 @@ def test_plot_errors(tmp_path, monkeypatch):
         ({"eps": -1.0}, ValueError, "eps=...\\) needs"),
         ({"rank_tol": -1.0}, ValueError, "rank_tol=...\\) needs"),
         ({"layers": ["block.conv"]}, ValueError, "none named 'block.conv'. Did you mean 'conv'"),
+        ({"layers": ["conb"]}, ValueError, "none named 'conb'. Did you mean 'conv'"),
         ({"layers": [nn.Linear(2, 2)]}, ValueError, "this Linear is not part of it"),
         ({"layers": [3]}, TypeError, "needs a layer or its name; got int"),
         ({"pre_svd": {"conv": "fc"}}, ValueError, "watched: 'white', 'pool'"),

@@ -55,6 +55,19 @@ def test_another_error_is_another_verdict(tmp_path):
     assert "there is one seed, so the difference may be chance" in words(a, better)[0]
 
 
+def test_one_seed_asks_for_another(tmp_path):
+    a, b = classifier(tmp_path, "svd"), classifier(tmp_path, "nog", error=18.0)
+    asked = "One seed cannot tell a difference from chance"
+    step = next_steps(group(read([a, b])), None)[-2]
+    assert step.text.startswith(asked)
+    assert [line.split("--seed ")[1] for line in step.code.splitlines()] == ["1", "1"]
+    assert ["--method svd" in step.code, "--method nog" in step.code] == [True, True]
+    two = [a, b, classifier(tmp_path, "svd", 1), classifier(tmp_path, "nog", 1)]
+    short = [classifier(tmp_path / "short", method, pace=5) for method in ("svd", "nog")]
+    for paths in ([a], two, short):
+        assert not any(step.text.startswith(asked) for step in next_steps(group(read(paths)), None))
+
+
 @pytest.mark.parametrize(("gains", "sure"), [((2.0, 2.1, 1.9, 2.0), True), ((2.0, -3.0, 4.0, -1.0), False)])
 def test_seeds_decide_whether_a_difference_is_chance(tmp_path, gains, sure):
     paths = [classifier(tmp_path, "svd", seed, error=20.0 + seed) for seed in range(4)]

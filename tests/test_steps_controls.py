@@ -28,6 +28,18 @@ def test_a_fixed_factor_is_a_smaller_rate(factor, momentum):
     assert (found.shortened, found.at_floor) == (4, 0)
 
 
+def test_printed_statistics_are_the_counts_and_no_matrices():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    handle = treat(model[0], optimizer, gradient=NearestOrthogonal(), lr=FixedLR(0.5))
+    train(model, optimizer, [batch() for _ in range(4)])
+    text = repr(handle.statistics[0])
+    assert "steps=4" in text
+    assert "shortened=4" in text
+    assert "tensor" not in text
+    assert len(text) < 200
+
+
 def test_a_factor_of_one_changes_no_bit():
     model, data = network(), [batch() for _ in range(3)]
     twin = copy.deepcopy(model)

@@ -433,8 +433,11 @@ def test_names_are_checked():
 
 
 def test_nothing_to_show_is_an_error_and_leaves_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no trainings for gcp at scale laptop, neither in .* nor kept in"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no trainings for gcp at scale laptop, neither in .* nor kept in"
+    ) as found:
         _make(tmp_path, "gcp")
+    assert "run the command in its folder" in str(found.value)
     assert not (tmp_path / "out").exists()
 
 

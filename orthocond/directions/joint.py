@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from orthocond._checks import at_least_float32, check_choice, check_count
+from orthocond._html import paragraph
 from orthocond.directions.basis import TIE_TOL, Directions, check_k, direction_rows
 from orthocond.directions.diagonalize import jointly_diagonalize, off_diagonal
 from orthocond.directions.factorize import subspaces_of
@@ -45,9 +46,16 @@ class JointDirections(Directions):
         energies = {str(name): float(value) for name, value in content["energies"].items()}
         return {"energies": energies, "agreement": math.nan if agreement is None else float(agreement)}
 
-    def __str__(self) -> str:
+    def _summary(self) -> str:
         energies = ", ".join(f"{name} {value:.3f}" for name, value in self.energies.items())
-        return f"{super().__str__()}\n  off the diagonal: {energies}; agreement of the starts {self.agreement:.3f}"
+        return f"off the diagonal: {energies}; agreement of the starts {self.agreement:.3f}"
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        return super()._repr_html_() + paragraph(self._summary())
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n  {self._summary()}"
 
 
 def joint_directions(

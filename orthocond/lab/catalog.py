@@ -209,7 +209,8 @@ def make(
             raise RuntimeError(f"All trainings of {name} failed. The first one said:\n{first.text.strip()}{log}")
         raise FileNotFoundError(
             f"There are no trainings for {name} at scale {scale}, neither in {runs} nor kept in {out}. "
-            "Run without --no-train to train them (in Python: train=True)."
+            "Records of trainings are kept in a clone of the repository: run the command in its folder. Or run it "
+            "without --no-train to train (in Python: train=True)."
         )
     keep(records.values(), out)
     folder = Path(out) / (name if scale == "laptop" else f"{name}-{scale}")

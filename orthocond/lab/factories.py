@@ -77,14 +77,16 @@ def load_factory(name: str) -> Callable[..., Any]:
     if str(Path.cwd()) not in sys.path:  # a script of an environment does not have it, ``python -m`` does
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        content = importlib.import_module(module)
     except (ImportError, ValueError) as error:
         raise FactoryError(
             f"{name}: there is no module {module} ({error}). Pass package.module:function of a module "
             "that Python finds, for example one in the current directory."
         ) from error
-    except AttributeError as error:
-        raise FactoryError(f"{name}: {module} has no {function}.") from error
+    found: Callable[..., Any] | None = getattr(content, function, None)
+    if found is None:
+        functions = [key for key, value in vars(content).items() if callable(value)]
+        raise FactoryError(f"{name}: {module} has no {function}.{nearest(function, functions)}")
     if not callable(found):
         raise FactoryError(f"{name}: {function} of {module} is not a function.")
     return found

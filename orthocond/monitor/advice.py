@@ -15,6 +15,7 @@ from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, D
 from orthocond.matrix import Eigh, NewtonSchulz, Pade, Solver, Taylor
 from orthocond.monitor.diagnosis import Advice, LayerDiagnosis, number
 from orthocond.monitor.operations import DecompositionCall
+from orthocond.steps.treatment import attached
 
 # Condition numbers from which advice is given. At 100 the approximate inverse roots are off by 30 % and more, and the
 # gradient of P^-1/2 is a thousand times larger in the weakest direction than in the strongest. Many weights have 1,000
@@ -59,7 +60,7 @@ def advise(
     elif fed:
         yield from _of_rank(row, module, fed)
         yield from _of_condition(row, module, path, source, max(_worst(s) for s, _, _ in fed))
-        yield from _of_gradient(row, path)
+        yield from _of_gradient(row, module, path)
     elif row.weight_condition is not None and row.weight_condition > _HIGH_WEIGHT:
         text = f"Its weight has condition number {number(row.weight_condition)}; a penalty brings it down."
         blocks = f", groups={groups}" if groups > 1 else ""
@@ -213,14 +214,20 @@ def _columns(module: nn.Module) -> int | None:
     return None
 
 
-def _of_gradient(row: LayerDiagnosis, path: str) -> Iterator[Advice]:
+def _of_gradient(row: LayerDiagnosis, module: nn.Module, path: str) -> Iterator[Advice]:
     if row.gradient_condition is None:
         yield Advice("Its weight has no gradient: it is frozen, or the loss does not depend on it.")
     elif math.isnan(row.gradient_condition):
         yield Advice("Its gradient is not finite.")
-    elif row.gradient_condition > _HIGH:
+    elif row.gradient_condition > _HIGH and not _has_treated_gradient(module):
         text = f"Its gradient has condition number {number(row.gradient_condition)}; the nearest orthogonal one has 1:"
         yield Advice(text, f"oc.treat({path}, optimizer, gradient=oc.NearestOrthogonal(), lr=oc.OptimalLR())")
+
+
+def _has_treated_gradient(module: nn.Module) -> bool:
+    own = {id(parameter) for parameter in module.parameters()}
+    treatments = [t for several in list(attached.values()) for t in several]
+    return any(id(w.parameter) in own for t in treatments if t.gradient or t.manifold for w in t.weights)
 
 
 def _worst(svd: LayerDiagnosis) -> float:

@@ -1,5 +1,7 @@
 """Modules of a model by name, as the user wrote it: wrappers of DataParallel and torch.compile left out."""
 
+from difflib import get_close_matches
+
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -48,6 +50,7 @@ def find_layer(model: nn.Module, layer: nn.Module | str, caller: str) -> tuple[s
     if isinstance(layer, str):
         if layer not in layers:
             near = [name for name in layers if name.rpartition(".")[2] == layer.rpartition(".")[2]]
+            near = near or get_close_matches(layer, layers)
             hint = f" Did you mean {', '.join(map(repr, near))}?" if near else ""
             raise ValueError(f"{caller} needs a layer of the model; it has none named {layer!r}.{hint}")
         return layer, layers[layer]

@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -39,14 +39,14 @@ class StepStatistics:
     """
 
     name: str
-    parameter: Tensor
+    parameter: Tensor = field(repr=False)
     steps: int
     without_gradient: int
     skipped: int
     shortened: int
     at_floor: int
-    rates: list[float]
-    spectra: dict[int, Tensor]
+    rates: list[float] = field(repr=False)
+    spectra: dict[int, Tensor] = field(repr=False)
 
     @property
     def occurrence(self) -> float:

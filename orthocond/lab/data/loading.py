@@ -1,5 +1,6 @@
 """Images by name or path; the format is found out."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -129,6 +130,14 @@ def _check_in_memory(source: str, in_memory: bool | None) -> None:
         raise ValueError(f"{source} is always in memory; leave out in_memory=False.")
 
 
+def _folders_beside(source: str) -> list[str]:
+    """Folders that may be meant by a path that does not exist."""
+    parent = Path(source).expanduser().parent
+    with contextlib.suppress(OSError):  # no such folder, or one that cannot be read
+        return [str(path) for path in parent.iterdir() if path.is_dir()]
+    return []
+
+
 def _find(source: str, root: Path) -> Path:
     if source in KNOWN:
         found = KNOWN[source].find(root)
@@ -147,6 +156,6 @@ def _find(source: str, root: Path) -> Path:
             raise ValueError(f"{path} is not a data set: a folder, {', '.join(ARCHIVES)} or .parquet is needed.")
     known = names(root)
     raise FileNotFoundError(
-        f"there is no data set or path {source!r}.{nearest(source, known)} "
+        f"there is no data set or path {source!r}.{nearest(source, [*known, *_folders_beside(source)])} "
         f"Known are {', '.join(known)}, hf:<name of a Hugging Face data set>, and paths."
     )

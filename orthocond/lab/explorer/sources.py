@@ -3,12 +3,13 @@
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, joint_directions, sefa
 from orthocond.gans import EigenGenerator, SimpleGenerator
@@ -23,6 +24,8 @@ from orthocond.lab.runs import Run
 
 _SAMPLES = 32  # latents from which effects are measured
 _SHOWN = 24  # directions of a kind at most: a page of sliders that a person can look through
+_END = 3  # sigma, where a slider ends
+_GRAY = 2 / 255  # a gray level, of pixels from -1 to 1
 _HARDLY_MORE = 1.1  # times the entanglement of the joint directions: then the axes are as good
 
 
@@ -87,11 +90,33 @@ def from_onnx(path: Path, *, prior: str = "normal", range: tuple[float, float] =
         warnings.simplefilter("ignore", UserWarning)  # of a range that is too large: the page tells it, with its option
         generator = Generator(module, size, prior=prior, range=range, latent_shape=tuple(module.shape))
     kinds = kinds_of(generator, derivative="difference")
-    shape, warning = tuple(module.shape), _doubt(generator, path.name)
+    shape, warning = tuple(module.shape), _doubt(generator, path.name, kinds)
     return Exhibit(path.stem, content, size, shape, prior, generator.sigma, range, module.batch, kinds, warning)
 
 
-def _doubt(generator: Generator, name: str) -> str:
+def _doubt(generator: Generator, name: str, kinds: Sequence[Kind]) -> str:
+    """What may be wrong with a generator, in sentences; nothing if nothing was noticed."""
+    return " ".join(filter(None, [_doubt_of_range(generator, name), _doubt_of_training(generator, name, kinds)]))
+
+
+def _doubt_of_training(generator: Generator, name: str, kinds: Sequence[Kind]) -> str:
+    """A sentence if the network is as it was made, or its pictures do not depend on the latents.
+
+    Many untrained networks are not noticed: their pictures change, and nothing tells for sure that it means nothing.
+    """
+    norms = [m for m in generator.modules() if isinstance(m, _BatchNorm)]
+    means = [norm.running_mean for norm in norms if norm.running_mean is not None]
+    effects = [float(k.directions.effect.max()) for k in kinds if k.directions.effect is not None]
+    if means and not any(bool(mean.any()) for mean in means):
+        reason = "the running statistics of its batch normalization are those of a new network"
+    elif effects and _END * max(effects) < _GRAY:
+        reason = f"no direction changes its pictures by a gray level within {_END} σ"
+    else:
+        return ""
+    return f"{name} seems to be untrained: {reason}. Its directions then mean little. Were its weights loaded?"
+
+
+def _doubt_of_range(generator: Generator, name: str) -> str:
     """A sentence if pictures keep to the upper half of a range of [-1, 1], as those of a sigmoid do."""
     if generator.range != (-1.0, 1.0):
         return ""
@@ -149,7 +174,7 @@ def from_module(generator: nn.Module, name: str, *, sprites: bool = False, run: 
         )
         for kind in kinds_of(wrapped)
     )
-    shape, warning = (wrapped.z_dim,), _doubt(wrapped, name)
+    shape, warning = (wrapped.z_dim,), _doubt(wrapped, name, kinds)
     return Exhibit(name, onnx, wrapped.z_dim, shape, wrapped.prior, wrapped.sigma, (-1.0, 1.0), batch, kinds, warning)
 
 

@@ -1,8 +1,11 @@
 """From runs, files and functions to one page."""
 
+import warnings
 from collections.abc import Callable
 from os import PathLike, fspath
 from pathlib import Path
+
+from torch import nn
 
 from orthocond.generators import Generator
 from orthocond.lab.explorer import shipped
@@ -87,7 +90,13 @@ def _find(
         made = load_factory(text)()
     except TypeError as error:
         raise TypeError(f"{text} has to be a function without arguments that returns a generator: {error}") from error
-    generator = made if isinstance(made, Generator) else Generator(made, z_dim, prior=prior, range=range)
+    if isinstance(made, Generator):
+        return from_module(made, text)
+    if isinstance(made, nn.Module) and z_dim is None and getattr(made, "z_dim", None) is None:
+        raise TypeError(f"How many latents does {text} take? Pass their number: --z-dim 100 (in Python: z_dim=100).")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a range that is too large: the page tells it, with its option
+        generator = Generator(made, z_dim, prior=prior, range=range)
     return from_module(generator, text)
 
 

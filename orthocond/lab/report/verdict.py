@@ -19,7 +19,7 @@ from orthocond.lab.report.quantities import (
     quantities,
     result,
 )
-from orthocond.lab.report.sources import Group, Training
+from orthocond.lab.report.sources import Group, Training, train_command
 
 OWN_GENERATOR = Code(
     "Find the directions of your own generator:",
@@ -271,7 +271,21 @@ def next_steps(groups: Sequence[Group], explorer: Code | None) -> list[Code]:
         steps.append(Code("Measure what it has reached:", f"orthocond evaluate {unmeasured.folder}"))
     if explorer is not None:
         steps.append(explorer)
-    return [*steps, *_own_model(groups)]
+    return [*steps, *_another_seed(groups), *_own_model(groups)]
+
+
+def _another_seed(groups: Sequence[Group]) -> list[Code]:
+    """The commands of a second seed, where trainings of one seed were compared."""
+    trainings = [t for g in groups for t in g.trainings]
+    seeds = [t.config.get("seed") for t in trainings]
+    whole = [seed for seed in seeds if isinstance(seed, int)]  # a run of another program may have anything there
+    if len(groups) < 2 or len(groups) < len(trainings) or len(whole) < len(seeds) or why_nothing(trainings):
+        return []
+    others = [replace(t, config={**t.config, "seed": max(whole) + 1}) for t in trainings if t.state == "finished"]
+    commands = [command for t in others if (command := train_command(t)) is not None]
+    if len(commands) < len(trainings):
+        return []
+    return [Code("One seed cannot tell a difference from chance. Train another one, or more:", "\n".join(commands))]
 
 
 def _own_model(groups: Sequence[Group]) -> list[Code]:
