@@ -139,7 +139,7 @@ def test_an_untrained_generator_is_told(tmp_path):
 def test_a_function_without_a_number_of_latents_is_asked_for_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "without_z_dim.py").write_text("from torch import nn\ndef make(): return nn.Linear(3, 48)\n")
     monkeypatch.chdir(tmp_path)
-    assert run("explore", "without_z_dim:make", "--no-open") == 1
+    assert run("explore", "without_z_dim:make", "--no-open") == 2
     assert "How many latents does without_z_dim:make take? Pass their number: --z-dim" in capsys.readouterr().err
 
 

@@ -24,12 +24,12 @@ class UsageError(ValueError):
 def explain(error: BaseException) -> tuple[str, int]:
     """A message for people, and an exit code.
 
-    ====  ============================================================== 1     data that is missing or broken, a full
-    disk, a missing package 2     a value that is not valid 3     a training that diverged 130   Ctrl-C ====
-    ==============================================================
-
     Args:
         error: One of `EXPECTED`.
+
+    Returns:
+        The message, and 1 for data that is missing or broken, a full disk or a missing package, 2 for a value that is
+        not valid, 3 for a training that diverged, 130 for Ctrl-C.
 
     Example:
         >>> explain(UsageError("There is no run 7.")), explain(KeyboardInterrupt())

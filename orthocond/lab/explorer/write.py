@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from orthocond.generators import Generator
+from orthocond.lab.errors import UsageError
 from orthocond.lab.explorer import shipped
 from orthocond.lab.explorer.page import Exhibit, write_page
 from orthocond.lab.explorer.sources import from_module, from_onnx, from_run
@@ -93,7 +94,7 @@ def _find(
     if isinstance(made, Generator):
         return from_module(made, text)
     if isinstance(made, nn.Module) and z_dim is None and getattr(made, "z_dim", None) is None:
-        raise TypeError(f"How many latents does {text} take? Pass their number: --z-dim 100 (in Python: z_dim=100).")
+        raise UsageError(f"How many latents does {text} take? Pass their number: --z-dim 100 (in Python: z_dim=100).")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a range that is too large: the page tells it, with its option
         generator = Generator(made, z_dim, prior=prior, range=range)
