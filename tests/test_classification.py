@@ -323,6 +323,7 @@ def _train_by_command(rank, words, folder):
         assert main(words) == 0
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path):
     small = "--data.size 16 --data.limit 160 --data.held-out 100 --model.depths 1 --model.width 4 --log-every 2"
     short = "--schedule.epochs 2 --schedule.batch-size 32 --schedule.milestones 1 --method nog+olr"
@@ -386,6 +387,7 @@ def test_a_signal_to_the_one_that_watches_lets_all_of_them_save(tmp_path, number
     assert all(run.load().step == run.status.step > 0 for run in runs)
 
 
+@pytest.mark.slow
 def test_killed_and_interrupted_runs_go_on_to_the_same_file(tmp_path):
     config = tiny("nog+ow+olr", save_every=2, schedule=replace(TINY.schedule, epochs=12, milestones=()))
     whole = run_of(tmp_path, config, "whole")

@@ -83,10 +83,10 @@ def load_factory(name: str) -> Callable[..., Any]:
             f"{name}: there is no module {module} ({error}). Pass package.module:function of a module "
             "that Python finds, for example one in the current directory."
         ) from error
-    found: Callable[..., Any] | None = getattr(content, function, None)
-    if found is None:
+    if not hasattr(content, function):
         functions = [key for key, value in vars(content).items() if callable(value)]
         raise FactoryError(f"{name}: {module} has no {function}.{nearest(function, functions)}")
+    found: Callable[..., Any] = getattr(content, function)
     if not callable(found):
         raise FactoryError(f"{name}: {function} of {module} is not a function.")
     return found
