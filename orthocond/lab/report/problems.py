@@ -131,7 +131,7 @@ def guessing(training: Training) -> tuple[float, float, float] | None:
     None where the number of classes is not known.
     """
     error, classes, images = (training.number(key) for key in ("error", "classes", "images"))
-    if error is None or not classes or not images:
+    if error is None or classes is None or images is None or not (classes >= 1 and images >= 1):
         return None
     chance = 1 - 1 / classes
     return error, 100 * chance, 100 * _ONE_SIDED * math.sqrt(chance * (1 - chance) / images)

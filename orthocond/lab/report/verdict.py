@@ -92,7 +92,7 @@ def _within(training: Training, quantity: Quantity, error: float) -> str:
         above = "" if error > mean + 2 * deviation else ", so this may be chance"
         return f" (axes rotated at random have {100 * mean:.0f} ± {100 * deviation:.0f} %{above})"
     images = training.number("images")
-    if quantity.style != "percent" or not images:
+    if quantity.style != "percent" or images is None or not (1 <= images < math.inf and 0 <= error <= 100):
         return ""
     part, z = error / 100, 1.96
     middle = (part + z * z / (2 * images)) / (1 + z * z / images)
@@ -135,6 +135,8 @@ def _name(quantity: Quantity) -> str:
 
 def _with_unit(quantity: Quantity, value: float) -> str:
     text = quantity.write(value)
+    if not math.isfinite(value):
+        return f"no finite {_name(quantity)}"
     return f"{text} {_name(quantity)}" if text.endswith("%") else f"a {_name(quantity)} of {text}"
 
 
@@ -143,7 +145,8 @@ def _spread(group: Group) -> str:
     ended = f"{_ended(group.trainings)} of {group.label}, which differ by the seed alone"
     if quantity is None:
         return f"{ended}; quality was not measured."
-    values = [v for t in group.trainings if t.state == "finished" and (v := result(t, quantity)) is not None]
+    found = [result(t, quantity) for t in group.trainings if t.state == "finished"]
+    values = [value for value in found if value is not None and math.isfinite(value)]
     if not values:
         return f"{ended}; none that finished was measured."
     low, high = map(quantity.write, (min(values), max(values)))
