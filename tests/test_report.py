@@ -156,6 +156,17 @@ def test_trainings_of_unequal_length_have_no_winner(tmp_path):
     assert "one seed only" not in page
 
 
+def test_a_classifier_and_a_gan_are_not_compared(tmp_path):
+    """The condition that one logs is of a covariance, that of the other of a weight."""
+    paths = (classifier(tmp_path, kappa=100.0), gan(tmp_path))
+    came_out, conditions, _ = words(*paths)
+    assert "Nothing can be told about which is better: classifiers and GANs have no measure in common." in came_out
+    assert conditions == "Classifiers: κ(P + εI) ends at 750; κ(W) ends at 4. GANs: κ(W) ends at 22.5."
+    text = opened(*paths, out=tmp_path / "report.html").text
+    assert "κ(P + εI) of classifiers, κ(W) of GANs 750 22.5" in text
+    assert "Error on held-out images: 20.00 % in every line." in text
+
+
 def test_trainings_that_saw_the_same_images_are_compared(tmp_path):
     a = classifier(tmp_path, "svd", error=20.0, schedule__batch_size=64)
     b = classifier(tmp_path, "nog", error=10.0, pace=100, schedule__batch_size=32)

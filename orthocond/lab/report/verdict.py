@@ -15,6 +15,7 @@ from orthocond.lab.report.quantities import (
     late,
     listed,
     number,
+    of_both_kinds,
     outcome,
     quantities,
     result,
@@ -134,9 +135,9 @@ def _name(quantity: Quantity) -> str:
 
 
 def _with_unit(quantity: Quantity, value: float) -> str:
-    text = quantity.write(value)
     if not math.isfinite(value):
         return f"no finite {_name(quantity)}"
+    text = quantity.write(value)
     return f"{text} {_name(quantity)}" if text.endswith("%") else f"a {_name(quantity)} of {text}"
 
 
@@ -165,6 +166,8 @@ def _ended(trainings: Sequence[Training]) -> str:
 def _best(groups: Sequence[Group]) -> str:
     trainings = [t for g in groups for t in g.trainings]
     quantity = outcome(trainings)
+    if of_both_kinds(trainings):
+        return f"{_ended(trainings)}. Nothing can be told about which is better: {why_nothing(trainings)}."
     rows, base = compare(groups, quantity)
     measured = [row for row in rows if row.mean is not None]
     if quantity is None or not measured:
@@ -205,6 +208,10 @@ def _surely(best: Compared, rows: Sequence[Compared], base: Group) -> str:
 
 def _conditioned_groups(groups: Sequence[Group]) -> str:
     trainings = [t for g in groups for t in g.trainings]
+    if of_both_kinds(trainings):
+        gans = [g for g in groups if g.first.is_gan]
+        others = [g for g in groups if not g.first.is_gan]
+        return f"Classifiers: {_conditioned_groups(others)} GANs: {_conditioned_groups(gans)}"
     parts = []
     for quantity in quantities(trainings):
         if quantity.key not in ("condition", "weight_condition"):
