@@ -170,6 +170,17 @@ def test_a_server_that_is_not_there(server, cifar, tmp_path, monkeypatch):
         get("cifar100", tmp_path / "root")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [b"This is no HTTP.\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\nless than that"],
+    ids=["no HTTP", "cut off between chunks"],
+)
+def test_an_answer_that_breaks_the_protocol_is_a_sentence(server, cifar, tmp_path, monkeypatch, answer):
+    monkeypatch.setattr(Handler, "do_GET", lambda self: self.wfile.write(answer))
+    with pytest.raises(OSError, match=r"stopped after 0 bytes .*check the network"):
+        get("cifar100", tmp_path / "root")
+
+
 def test_names_that_cannot_be_got(tmp_path):
     with pytest.raises(ValueError, match=r"celeba cannot be downloaded without you\. https://.*img_align_celeba\.zip"):
         get("celeba", tmp_path)

@@ -1,6 +1,7 @@
 """The explorer before a browser opens it: sources, directions, the file, and what wrong sources are told."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -112,6 +113,28 @@ def test_pictures_that_keep_to_the_upper_half_of_the_range_get_a_warning(tmp_pat
     monkeypatch.setattr("orthocond.lab.explorer.write._find", lambda *_: exhibit)
     assert run("explore", str(file), "--no-open", "--out", str(tmp_path / "x.html")) == 0
     assert "--range 0 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ((1, 6, 6), ""),
+        ((3, 6, 6), ""),
+        ((2, 6, 6), "2 channels"),
+        ((4, 6, 6), "4 channels"),
+        ((6, 6, 3), "(n, C, H, W)"),
+    ],
+    ids=str,
+)
+def test_channels_that_the_page_cannot_draw_are_told(tmp_path, shape, told):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, math.prod(shape)), nn.Tanh(), nn.Unflatten(1, shape))
+    file = tmp_path / "mine.onnx"
+    file.write_bytes(to_onnx(oc.Generator(module, 3), "mine")[0])
+    warning = from_onnx(file).warning
+    assert told in warning
+    assert bool(told) == bool(warning)
+    assert ("come last" in warning) == (shape == (6, 6, 3))
 
 
 def generator_with_norm():

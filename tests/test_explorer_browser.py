@@ -152,6 +152,66 @@ def test_a_rectangle_finds_the_direction_that_acts_in_it(opened, quadrants):
     assert abs(again.evaluate("kindOf(active()).directions[0].vector")[1]) == pytest.approx(1, abs=1e-3)
 
 
+def test_names_belong_to_their_directions(opened, quadrants, tmp_path):
+    """Those of another region, or of another file of the same name, are new ones."""
+    tab = opened([quadrants])
+
+    def rename(text):
+        tab.fill(".direction input[type=text] >> nth=0", text)
+        settled(tab, lambda: tab.press(".direction input[type=text] >> nth=0", "Enter"))
+
+    for box in ([0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1]):
+        settled(tab, lambda box=box: tab.evaluate("box => takeRegion(box)", box))
+        assert tab.input_value(".direction input[type=text] >> nth=0") == "region 0"
+        rename("corner")
+        settled(tab, lambda box=box: tab.evaluate("box => takeRegion(box)", box))  # the same again
+        assert tab.input_value(".direction input[type=text] >> nth=0") == "corner"
+    for names in (("one", "two"), ("three", "")):
+        Directions(torch.eye(4)[:2], torch.tensor([2.0, 1.0]), names).save(tmp_path / "mine.json")
+        settled(tab, lambda: tab.set_input_files("#load-json", str(tmp_path / "mine.json")))
+        assert tab.input_value(".direction input[type=text] >> nth=0") == names[0]
+        assert tab.input_value(".direction input[type=text] >> nth=1") == (names[1] or "1")
+        assert tab.evaluate("state.values['file:mine.json']") is None
+        rename("corner")
+        slide(tab, 0, 2)
+
+
+def test_a_rectangle_between_pixels_has_no_directions(opened, quadrants):
+    tab = opened([quadrants])  # of 8 x 8 pixels
+    settled(tab, lambda: tab.evaluate("takeRegion([0.01, 0.01, 0.05, 0.05])"))
+    assert tab.inner_text("#status") == "The rectangle is too small."
+    assert tab.evaluate("state.region") is None
+
+
+def test_a_file_that_python_refuses_is_refused(opened, quadrants, tmp_path):
+    tab = opened([quadrants])
+    row = {"name": "a", "vector": [1, 0, 0, 0], "importance": 1, "effect": 1}
+    changes = (
+        {"importance": -1},
+        {"effect": -1},
+        {"importance": "much"},
+        {"vector": [2, 0, 0, 0]},
+        {"vector": [1, 0, 0]},
+    )
+    files = {f"{i}.json": [row | change] for i, change in enumerate(changes)} | {"many.json": [row] * 5}
+    for name, rows in files.items():
+        (tmp_path / name).write_text(json.dumps({"z_dim": 4, "kind": "mine", "directions": rows}))
+        with pytest.raises(ValueError, match=r"irections|vectors"):
+            Directions.load(tmp_path / name)
+        tab.set_input_files("#load-json", str(tmp_path / name))
+        tab.wait_for_function(f"$('status').textContent.includes('{name} needs at most 4 directions of length 1')")
+    assert tab.evaluate("state.loaded") == []
+
+
+def test_ties_of_a_file_that_are_no_groups_follow_from_importances(opened, quadrants, tmp_path):
+    rows = [{"name": str(i), "vector": [float(i == j) for j in range(4)], "importance": 1} for i in range(2)]
+    content = {"z_dim": 4, "kind": "mine", "tie_tol": 0.01, "ties": [[0, 0], [1]], "directions": rows}
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    tab = opened([quadrants])
+    settled(tab, lambda: tab.set_input_files("#load-json", str(tmp_path / "mine.json")))
+    assert tab.evaluate("kindOf(active()).ties") == [[0, 1]]
+
+
 def test_the_address_restores_everything(opened, quadrants):
     tab = opened([quadrants])
     settled(tab, lambda: (tab.fill("#seed", "17"), tab.press("#seed", "Enter")))

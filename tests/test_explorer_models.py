@@ -165,6 +165,25 @@ def test_an_address_of_nonsense_is_the_start(opened, quadrants):
     assert tab.problems == []
 
 
+def test_directions_of_nonsense_in_an_address_are_left_out(opened, quadrants):
+    row = {"name": "a", "vector": [1, 0, 0, 0]}
+    good = {"kind": "file:a.json", "title": "a", "ties": [], "directions": [row]}
+    changes = (
+        {"ties": None},
+        {"ties": [3]},
+        {"kind": "constructor"},
+        {"directions": [row | {"scores": {"activeness": "x"}}]},
+        {"directions": [row | {"effect": "x"}]},
+    )
+    address = {"loaded": [good | changes[0]], "panels": [{"model": 0, "kind": "file:a.json"}]}
+    tab = opened([quadrants], state=base64.urlsafe_b64encode(json.dumps(address).encode()).decode().rstrip("="))
+    assert tab.is_hidden("#problem")
+    assert tab.evaluate("active().kind") == "axes"
+    read = "given => decode(encode({ ...START, loaded: [given] })).loaded.length"
+    assert tab.evaluate(read, good) == 1
+    assert [tab.evaluate(read, good | change) for change in changes] == [0] * len(changes)
+
+
 @pytest.mark.slow  # a time; `make test-slow` measures it on a quiet machine
 @pytest.mark.parametrize("size", [32, 64])
 def test_the_first_picture_costs_3_s_and_an_update_50_ms_on_one_core(browser, opened, size):

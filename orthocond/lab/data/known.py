@@ -267,6 +267,7 @@ def _retrieve(file: RemoteFile, root: Path, home: str, progress: Progress | None
 
 def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None]) -> None:
     """Append what is missing to a file that holds the beginning."""
+    import http.client
     import urllib.error
 
     for attempt in range(1, _ATTEMPTS + 1):
@@ -274,12 +275,12 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int | None], None]) ->
             return _go_on(url, part, progress)
         except urllib.error.HTTPError as error:
             raise OSError(f"{url} is not there ({error}). Try again later, or look for its new address.") from error
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             if attempt == _ATTEMPTS:
                 came = part.stat().st_size if part.exists() else 0
                 raise OSError(
-                    f"The download of {url} stopped after {came} bytes ({error}). What was downloaded is kept: "
-                    "check the network and run the same command to resume."
+                    f"The download of {url} stopped after {came} bytes ({str(error).strip()}). What was downloaded "
+                    "is kept: check the network and run the same command to resume."
                 ) from error
         except OSError as error:
             raise explained(error, part, 0) from error

@@ -25,6 +25,7 @@ from orthocond.lab.runs import Run
 _SAMPLES = 32  # latents from which effects are measured
 _SHOWN = 24  # directions of a kind at most: a page of sliders that a person can look through
 _END = 3  # sigma, where a slider ends
+_CHANNELS = (1, 3)  # of pictures that a page can draw as they are
 _GRAY = 2 / 255  # a gray level, of pixels from -1 to 1
 _HARDLY_MORE = 1.1  # times the entanglement of the joint directions: then the axes are as good
 
@@ -96,7 +97,20 @@ def from_onnx(path: Path, *, prior: str = "normal", range: tuple[float, float] =
 
 def _doubt(generator: Generator, name: str, kinds: Sequence[Kind]) -> str:
     """What may be wrong with a generator, in sentences; nothing if nothing was noticed."""
-    return " ".join(filter(None, [_doubt_of_range(generator, name), _doubt_of_training(generator, name, kinds)]))
+    doubts = [_doubt_of_channels(generator, name), _doubt_of_range(generator, name)]
+    return " ".join(filter(None, [*doubts, _doubt_of_training(generator, name, kinds)]))
+
+
+def _doubt_of_channels(generator: Generator, name: str) -> str:
+    """A sentence if pictures are neither gray nor of three colors, as those with their channels last."""
+    channels, _, width = all_images(generator, generator.sample(1), 1, name).shape[1:]
+    if channels in _CHANNELS:
+        return ""
+    last = " If its channels come last, put them first: (n, C, H, W)." if width in _CHANNELS else ""
+    return (
+        f"The pictures of {name} have {channels} channels, and a page draws 1 or 3: effects count all of them, what is "
+        f"seen is the first {min(channels, max(_CHANNELS))}.{last}"
+    )
 
 
 def _doubt_of_training(generator: Generator, name: str, kinds: Sequence[Kind]) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from orthocond.gans import health_warnings
-from orthocond.lab.report.quantities import counted, late, number
+from orthocond.lab.report.quantities import counted, late, number, of_both_kinds
 from orthocond.lab.report.quantities import quantities as known_quantities
 from orthocond.lab.report.sources import Training
 
@@ -98,8 +98,10 @@ def _olr_at_floor(training: Training) -> str | None:
 def why_nothing(trainings: Sequence[Training]) -> str:
     """Why nothing can be told from some trainings; empty if something can.
 
-    They are too short, of unequal length, no better than guessing, or games without a discriminator.
+    They are of both kinds, too short, of unequal length, no better than guessing, or games without a discriminator.
     """
+    if of_both_kinds(trainings):
+        return "classifiers and GANs have no measure in common"
     steps = max((t.step for t in trainings), default=0)
     if steps < _FEW:
         return f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} too few"
@@ -131,7 +133,7 @@ def guessing(training: Training) -> tuple[float, float, float] | None:
     None where the number of classes is not known.
     """
     error, classes, images = (training.number(key) for key in ("error", "classes", "images"))
-    if error is None or not classes or not images:
+    if error is None or classes is None or images is None or not (classes >= 1 and images >= 1):
         return None
     chance = 1 - 1 / classes
     return error, 100 * chance, 100 * _ONE_SIDED * math.sqrt(chance * (1 - chance) / images)

@@ -108,9 +108,21 @@ _EXPECTED = {
 }
 
 
+_BOTH = (
+    Quantity("condition", "κ(P + εI) of classifiers, κ(W) of GANs", "two numbers that cannot be compared", "log"),
+    *(q for q in _SVD if q.key != "condition"),
+    *(q for q in _GAN if q.key not in {other.key for other in _SVD}),
+)
+
+
+def of_both_kinds(trainings: Sequence[Training]) -> bool:
+    """Whether there are classifiers and GANs among the trainings; those of other programs are neither."""
+    return len({t.is_gan for t in trainings if t.method}) == 2
+
+
 def quantities(trainings: Sequence[Training]) -> list[Quantity]:
     """The quantities that some of the trainings have logged; those of other programs by the names of their keys."""
-    known = _GAN if any(t.is_gan for t in trainings) else _SVD
+    known = _BOTH if of_both_kinds(trainings) else _GAN if any(t.is_gan for t in trainings) else _SVD
     logged = list(dict.fromkeys(key for t in trainings for line in t.metrics for key in line))
     found = [q for q in known if any(t.series(q.key) for t in trainings)]
     other = [key for key in logged if key not in _EXPECTED and key not in {q.key for q in known}]

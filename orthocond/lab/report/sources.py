@@ -167,6 +167,8 @@ def read_run(folder: Path) -> Training:
         state, step, message = status.state, status.step, status.message
     except ValueError as error:
         trouble.append(str(error))
+    if state not in ("running", "unknown") and _is_cut(folder / METRICS):  # nothing is being written any more
+        trouble.append(f"{folder / METRICS} ends in the middle of a line: the last values are lost.")
     if (folder / EVALUATION).is_file():
         try:
             evaluation = from_json_safe(json.loads((folder / EVALUATION).read_bytes()))
@@ -253,6 +255,12 @@ def _from_record(record: Record) -> Training:
 def _has(method: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a method is the wanted one; settings that were added since have their defaults."""
     return all(method.get(key, value) == value for key, value in wanted.items())
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a file of lines ends before the end of a line."""
+    content = path.read_bytes() if path.is_file() else b""
+    return content != b"" and not content.endswith(b"\n")
 
 
 def _is_number(value: Any) -> bool:

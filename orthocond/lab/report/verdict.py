@@ -15,6 +15,7 @@ from orthocond.lab.report.quantities import (
     late,
     listed,
     number,
+    of_both_kinds,
     outcome,
     quantities,
     result,
@@ -92,7 +93,7 @@ def _within(training: Training, quantity: Quantity, error: float) -> str:
         above = "" if error > mean + 2 * deviation else ", so this may be chance"
         return f" (axes rotated at random have {100 * mean:.0f} ± {100 * deviation:.0f} %{above})"
     images = training.number("images")
-    if quantity.style != "percent" or not images:
+    if quantity.style != "percent" or images is None or not (1 <= images < math.inf and 0 <= error <= 100):
         return ""
     part, z = error / 100, 1.96
     middle = (part + z * z / (2 * images)) / (1 + z * z / images)
@@ -134,6 +135,8 @@ def _name(quantity: Quantity) -> str:
 
 
 def _with_unit(quantity: Quantity, value: float) -> str:
+    if not math.isfinite(value):
+        return f"no finite {_name(quantity)}"
     text = quantity.write(value)
     return f"{text} {_name(quantity)}" if text.endswith("%") else f"a {_name(quantity)} of {text}"
 
@@ -143,7 +146,8 @@ def _spread(group: Group) -> str:
     ended = f"{_ended(group.trainings)} of {group.label}, which differ by the seed alone"
     if quantity is None:
         return f"{ended}; quality was not measured."
-    values = [v for t in group.trainings if t.state == "finished" and (v := result(t, quantity)) is not None]
+    found = [result(t, quantity) for t in group.trainings if t.state == "finished"]
+    values = [value for value in found if value is not None and math.isfinite(value)]
     if not values:
         return f"{ended}; none that finished was measured."
     low, high = map(quantity.write, (min(values), max(values)))
@@ -162,6 +166,8 @@ def _ended(trainings: Sequence[Training]) -> str:
 def _best(groups: Sequence[Group]) -> str:
     trainings = [t for g in groups for t in g.trainings]
     quantity = outcome(trainings)
+    if of_both_kinds(trainings):
+        return f"{_ended(trainings)}. Nothing can be told about which is better: {why_nothing(trainings)}."
     rows, base = compare(groups, quantity)
     measured = [row for row in rows if row.mean is not None]
     if quantity is None or not measured:
@@ -202,6 +208,10 @@ def _surely(best: Compared, rows: Sequence[Compared], base: Group) -> str:
 
 def _conditioned_groups(groups: Sequence[Group]) -> str:
     trainings = [t for g in groups for t in g.trainings]
+    if of_both_kinds(trainings):
+        gans = [g for g in groups if g.first.is_gan]
+        others = [g for g in groups if not g.first.is_gan]
+        return f"Classifiers: {_conditioned_groups(others)} GANs: {_conditioned_groups(gans)}"
     parts = []
     for quantity in quantities(trainings):
         if quantity.key not in ("condition", "weight_condition"):

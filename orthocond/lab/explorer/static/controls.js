@@ -151,6 +151,12 @@ function setValue(i, value) {
   }
 }
 
+// Other directions take the place of those of a kind: names and values of the old ones are not theirs.
+function forget(kind) {
+  delete state.values[kind];
+  for (const m of models.keys()) delete state.names[`${m}:${kind}`];
+}
+
 function walk(dx, dy, from) {
   setValue(state.across, from[0] + dx);
   if (state.down !== state.across) setValue(state.down, from[1] + dy);

@@ -51,25 +51,21 @@ function directionsFile() {
   return new Blob([JSON.stringify({ z_dim: modelOf(panel).size, kind: kind.kind, tie_tol: kind.tie_tol ?? null, ties: kind.ties, directions })], { type: "application/json" });
 }
 
-// Whether a file says itself which directions tie.
-function areGroups(ties, count) {
-  return Array.isArray(ties) && ties.every((group) => Array.isArray(group) && group.every((i) => Number.isInteger(i) && i >= 0 && i < count));
-}
-
 async function loadDirections(file) {
   if (!file) return;
   const panel = active(), size = modelOf(panel).size;
   let content;
   try { content = JSON.parse(await file.text()); } catch { throw new Error(`${file.name} is not a file of directions: it is no JSON.`); }
   const given = content?.directions;
-  if (!areDirections(given) || given[0].vector.length !== size || given.some((d) => Math.abs(Math.sqrt(dot(d.vector, d.vector)) - 1) > 1e-3)) {
-    throw new Error(`${file.name} needs directions of length 1 with ${size} numbers each, as this page and Directions.save write them.`);
+  if (!areDirections(given) || given[0].vector.length !== size) {
+    throw new Error(`${file.name} needs at most ${size} directions of length 1 with ${size} numbers each, and no negative importance or effect, as this page and Directions.save write them.`);
   }
-  const directions = given.map((d, i) => ({ name: String(d.name ?? i), vector: d.vector, importance: Number(d.importance) || 0,
-    ...(Number.isFinite(d.effect) ? { effect: d.effect } : {}) }));
+  const directions = given.map((d, i) => ({ name: String(d.name ?? "").trim() || String(i), vector: d.vector, importance: d.importance ?? 0,
+    ...(d.effect == null ? {} : { effect: d.effect }) }));
   const tie_tol = Number.isFinite(content.tie_tol) ? content.tie_tol : null;
   const kind = { kind: `file:${file.name}`, title: `from ${file.name}`, about: "Loaded from a file.", tie_tol, directions,
     ties: areGroups(content.ties, directions.length) ? content.ties : tiesOf(directions.map((d) => d.importance), tie_tol, size) };
+  forget(kind.kind);
   state.loaded = [...state.loaded.filter((k) => k.kind !== kind.kind), kind];
   panel.kind = kind.kind; state.picked = 0;
   show(); changed();

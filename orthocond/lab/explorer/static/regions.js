@@ -57,13 +57,21 @@ function gather(batch, count, [x0, y0, x1, y1], inside, outside) {
   }
 }
 
+// Whether a rectangle holds the middle of no pixel, so that nothing can change inside.
+function isBetweenPixels({ width, height }, [x0, y0, x1, y1]) {
+  const middles = (from, to, count) => Math.ceil(to * count - 0.5) - Math.ceil(from * count - 0.5);
+  return !middles(x0, x1, width) || !middles(y0, y1, height);
+}
+
 // Take the rectangle that was drawn as the region, and show its directions.
 async function takeRegion(box) {
   draft = null;
-  if (box[2] - box[0] < LEAST_SIDE || box[3] - box[1] < LEAST_SIDE) { say("The rectangle is too small."); return refresh(); }
+  const least = Math.min(box[2] - box[0], box[3] - box[1]);
+  if (least < LEAST_SIDE || shown.slice(0, state.panels.length).some((picture) => isBetweenPixels(picture, box))) { say("The rectangle is too small."); return refresh(); }
+  const before = JSON.stringify(state.region);
   state.region = { box: box.map((x) => Number(x.toFixed(4))), seed: state.seed };
   try { await ensureRegion(); } catch (error) { state.region = null; return fail(error); }
-  delete state.values.region;
+  if (JSON.stringify(state.region) !== before) forget("region");
   state.panels = state.panels.map((panel) => ({ ...panel, kind: "region" }));
   Object.assign(state, { picked: 0, across: 0, down: 1 });
   show(); changed();

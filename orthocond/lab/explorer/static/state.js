@@ -20,11 +20,21 @@ const FITS = {
   names: (v) => everyValue(v, (row) => everyValue(row, (name) => typeof name === "string")),
   region: (v) => v === null || (isObject(v) && FITS.seed(v.seed) && Array.isArray(v.box) && v.box.length === 4
     && v.box.every((x) => Number.isFinite(x) && x >= 0 && x <= 1) && v.box[0] < v.box[2] && v.box[1] < v.box[3]),
-  loaded: (v) => Array.isArray(v) && v.every((k) => isObject(k) && typeof k.kind === "string" && typeof k.title === "string" && areDirections(k.directions)),
+  loaded: (v) => Array.isArray(v) && v.every((k) => isObject(k) && typeof k.kind === "string" && k.kind.startsWith("file:") && typeof k.title === "string"
+    && areDirections(k.directions) && k.directions.every((d) => typeof d.name === "string" && !d.scores && !d.factors) && areGroups(k.ties, k.directions.length)),
 };
 
+// What Directions in Python takes: rows of length 1, at most as many as they have numbers, with sizes that are not negative.
+const isSize = (v) => v == null || (Number.isFinite(v) && v >= 0);
 const areDirections = (rows) => Array.isArray(rows) && rows.length > 0 && rows.every((d) => isObject(d) && Array.isArray(d.vector)
-  && d.vector.length === rows[0].vector.length && d.vector.every(Number.isFinite) && d.vector.some((x) => x !== 0));
+  && d.vector.length === rows[0].vector.length && d.vector.every(Number.isFinite) && Math.abs(Math.sqrt(dot(d.vector, d.vector)) - 1) <= 1e-3
+  && isSize(d.importance) && isSize(d.effect)) && rows.length <= rows[0].vector.length;
+
+// Whether these are groups of directions that tie: two or more of them, each in one group only.
+function areGroups(ties, count) {
+  return Array.isArray(ties) && ties.every((group) => Array.isArray(group) && group.length > 1 && group.every((i) => Number.isInteger(i) && i >= 0 && i < count))
+    && new Set(ties.flat()).size === ties.flat().length;
+}
 
 const encode = (state) => {
   const changed = Object.fromEntries(Object.entries(state).filter(([k, v]) => JSON.stringify(v) !== JSON.stringify(START[k])));
