@@ -254,6 +254,7 @@ BAD_USAGE = [
     ("bench --methods svdd", "'svd'"),
     ("bench gan-sprite", "'gan-sprites'"),
     ("table weight-treatment", "'weight-treatments'"),
+    ("table gcp --only nogg", "SVD + NOG"),
     ("list preset", '"presets"'),
     ("train dbn-sprites-small --log-every 0", "--log-every needs at least 1; got 0"),
     (f"train dbn-sprites-small --data.limit {10**30}", "--data.limit needs at most"),

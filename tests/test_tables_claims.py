@@ -192,6 +192,32 @@ def test_fewer_seeds_may_be_asked_for_and_no_training_is_planned_twice():
     assert {config.scale for config in table.configs("paper", 1)} == {"paper"}
 
 
+@pytest.mark.parametrize(
+    ("only", "count"),
+    [
+        (["whitening small"], 3),  # SVD, BN, BN with more steps
+        ("whitening", 6),
+        (["nog ow"], 6),  # SVD, NOG + OW and NOG + OW + OLR at both scales, but not "NOG lowers the error"
+        (["Newton", "Stiefel"], 5),
+    ],
+)
+def test_rows_are_chosen_by_whole_words(tmp_path, only, count):
+    assert len(catalog.plan("cifar10-claims", seeds=1, runs=tmp_path, out=tmp_path, only=only)) == count
+
+
+@pytest.mark.parametrize("only", ["whitning", "+", ""])
+def test_words_of_no_row_are_answered_with_the_rows(tmp_path, only):
+    with pytest.raises(
+        ValueError, match=r"(?s)No row of cifar10-claims contains .*whitening beats BN: SVD − BN, small"
+    ):
+        catalog.make("cifar10-claims", seeds=1, runs=tmp_path, out=tmp_path, only=[only])
+
+
+def test_a_table_without_trainings_has_no_rows_to_choose(tmp_path):
+    with pytest.raises(ValueError, match="none, as it trains nothing"):
+        catalog.plan("solver-stress", runs=tmp_path, out=tmp_path, only=["svd"])
+
+
 def test_figures_do_not_mix_arms_of_one_method(tmp_path):
     """BN with its own schedule and BN with more steps are two arms of one method."""
     longer = Arm("longer", lambda scale, seed: change(_arm("bn").config(scale, seed), {"schedule.epochs": 6}))

@@ -31,6 +31,7 @@ def table(
     seeds: PositiveInt = 5,
     runs: Path = Path("runs"),
     out: Path = Path("results"),
+    only: Annotated[tuple[str, ...], Parameter(negative_iterable=())] = (),
     jobs: PositiveInt | None = None,
     train: bool = True,
     data_root: Path | None = None,
@@ -66,6 +67,7 @@ def table(
         seeds: Trainings of each row.
         runs: Folder of the runs.
         out: Folder for the table.
+        only: Train only rows that contain these words, such as "NOG small"; may be repeated. The table shows all rows.
         jobs: Trainings at a time; by default the number of cores, and on Slurm as many as there is room for.
         train: Whether to train what is missing.
         data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
@@ -97,7 +99,7 @@ def table(
         name = tables.find(name).name
     except ValueError as error:
         raise UsageError(str(error)) from error
-    what: dict[str, Any] = {"scale": scale, "seeds": seeds, "runs": runs, "out": out}
+    what: dict[str, Any] = {"scale": scale, "seeds": seeds, "runs": runs, "out": out, "only": only}
     if status:
         return _show_status(lambda: tables.status(name, **what), quiet)
     if cancel:

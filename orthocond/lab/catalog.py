@@ -1,13 +1,14 @@
 """The paper's tables and figures: from runs, trained where they are missing, with the paper's numbers beside ours."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 from orthocond.lab.classification import claims, full_size, stale, stress, timing
 from orthocond.lab.classification import tables as classification
 from orthocond.lab.config import Config, Scale
+from orthocond.lab.errors import UsageError
 from orthocond.lab.experiments import task_of
 from orthocond.lab.generation import claims as generation_claims
 from orthocond.lab.generation import tables as generation
@@ -118,13 +119,14 @@ def plan(
     seeds: int = 5,
     runs: str | PathLike[str] = "runs",
     out: str | PathLike[str] = "results",
+    only: str | Sequence[str] = (),
 ) -> list[Config]:
     """The trainings that `make` with the same arguments would start or continue, in the order of their progress.
 
     Raises:
-        ValueError: If there is no such table, scale, or number of seeds.
+        ValueError: If there is no such table, scale, number of seeds, or row.
     """
-    configs = _configs(find(name), scale, seeds)
+    configs = _configs(find(name), scale, seeds, only)
     return _missing(configs, *gather(configs, runs, out))
 
 
@@ -135,13 +137,14 @@ def status(
     seeds: int = 5,
     runs: str | PathLike[str] = "runs",
     out: str | PathLike[str] = "results",
+    only: str | Sequence[str] = (),
 ) -> list[Standing]:
     """Where every training of a table stands, on this machine or a cluster; nothing is started or changed.
 
     Raises:
-        ValueError: If there is no such table, scale, or number of seeds.
+        ValueError: If there is no such table, scale, number of seeds, or row.
     """
-    configs = _configs(find(name), scale, seeds)
+    configs = _configs(find(name), scale, seeds, only)
     return standings(configs, runs, kept=gather(configs, runs, out)[1])
 
 
@@ -152,6 +155,7 @@ def make(
     seeds: int = 5,
     runs: str | PathLike[str] = "runs",
     out: str | PathLike[str] = "results",
+    only: str | Sequence[str] = (),
     jobs: int | None = None,
     executor: Executor | None = None,
     data_root: str | None = None,
@@ -171,6 +175,8 @@ def make(
         seeds: How many seeds, from 0.
         runs: Folder of runs.
         out: Folder of results.
+        only: A text, or several; only rows are then trained that contain all words of one of them, as ``"NOG small"``.
+            The table shows all rows.
         jobs: Trainings at a time on this machine.
         executor: Where to train instead, such as `orthocond.lab.launch.Slurm`.
         data_root: Folder of data sets.
@@ -182,7 +188,7 @@ def make(
         The folder of the table: ``out/<name>``, with ``-paper`` or ``-workstation`` at the end for these scales.
 
     Raises:
-        ValueError: If there is no such table, scale, or number of seeds, or kept results or data are damaged.
+        ValueError: If there is no such table, scale, number of seeds, or row, or kept results or data are damaged.
         FileNotFoundError: If a data set is missing, or there is nothing to make a table of.
         RuntimeError: If all trainings failed; the text is what the first one said.
         KeyboardInterrupt: After Ctrl-C, when all trainings have saved.
@@ -191,7 +197,7 @@ def make(
     name = table.name
     configs = _configs(table, scale, seeds)
     found, kept = gather(configs, runs, out)
-    missing = _missing(configs, found, kept)
+    missing = _missing(_configs(table, scale, seeds, only), found, kept)
     failures: dict[str, Ending] = {}
     if train and missing:
         for config in {config.data: config for config in missing}.values():
@@ -220,10 +226,24 @@ def make(
     return folder
 
 
-def _configs(table: Table, scale: Scale, seeds: int) -> list[Config]:
+def _configs(table: Table, scale: Scale, seeds: int, only: str | Sequence[str] = ()) -> list[Config]:
+    """The trainings of a table, or of its rows that contain all words of one of some texts."""
     if seeds < 1:
         raise ValueError(f"A table needs at least one seed; got {seeds}.")
-    return table.configs(scale, seeds)
+    if not only:
+        return table.configs(scale, seeds)
+    named = list(table.named(scale, seeds))
+    only = [only] if isinstance(only, str) else only
+    texts = [words for text in only if (words := _words(text))]
+    found = [config for row, config in named if any(words <= _words(row) for words in texts)]
+    if not found:
+        rows = "\n".join(dict.fromkeys(row for row, _ in named)) or "none, as it trains nothing"
+        raise UsageError(f"No row of {table.name} contains {' or '.join(map(repr, only))}. Its rows are:\n{rows}")
+    return list(dict.fromkeys(found))
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
 
 
 def _missing(configs: list[Config], found: Mapping[Config, Record], kept: Mapping[Config, Record]) -> list[Config]:

@@ -206,12 +206,15 @@ class Comparison(Table):
 
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """All rows of a seed before those of the next, so that a table can be looked at early."""
-        return [
-            experiment.config(scale, row, seed)
-            for seed in range(seeds)
-            for experiment in self.experiments
-            for row in self.rows
-        ]
+        return [config for _, config in self.named(scale, seeds)]
+
+    def named(self, scale: Scale, seeds: int) -> Iterator[tuple[str, Config]]:
+        """By experiment and method."""
+        for seed in range(seeds):
+            for experiment in self.experiments:
+                for row in self.rows:
+                    words = f"{experiment.at(scale).label}: {self.label(row)}"
+                    yield words, experiment.config(scale, row, seed)
 
     def write(self, folder: Path, material: Material) -> None:
         """Write table.md, table.json, table.csv and the figures."""

@@ -111,14 +111,15 @@ class Claims(Table):
 
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """All arms of a seed before those of the next, none twice."""
-        found = (
-            term.arm.config(where, seed)
-            for seed in range(seeds)
-            for contrast, where, count in self.rows(scale, seeds)
-            if seed < count
-            for term in contrast.terms
-        )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(config for _, config in self.named(scale, seeds)))
+
+    def named(self, scale: Scale, seeds: int) -> Iterator[tuple[str, Config]]:
+        """By claim, contrast and setting; all arms of a seed before those of the next."""
+        for seed in range(seeds):
+            for contrast, where, count in self.rows(scale, seeds):
+                if seed < count:
+                    words = f"{contrast.claim}: {contrast.label}, {self.setting.get(where, where)}"
+                    yield from ((words, term.arm.config(where, seed)) for term in contrast.terms)
 
     def write(self, folder: Path, material: Material) -> None:
         """Write table.md, table.json, table.csv and the figures."""

@@ -1,13 +1,14 @@
 """What every table is: trainings that it needs, and files that it writes from them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from orthocond.lab.config import Config, Scale
 from orthocond.lab.progress import Progress
+from orthocond.lab.runs.finding import name_of
 from orthocond.lab.tables.records import Record
 
 
@@ -61,6 +62,10 @@ class Table(ABC):
     @abstractmethod
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """The trainings that it needs; none if it measures by itself."""
+
+    def named(self, scale: Scale, seeds: int) -> Iterator[tuple[str, Config]]:
+        """The rows by the words that a reader sees, each with one of the trainings that it needs."""
+        return ((name_of(config), config) for config in self.configs(scale, seeds))
 
     @abstractmethod
     def write(self, folder: Path, material: Material) -> None:
