@@ -427,9 +427,10 @@ def test_table_passes_everything_on_and_prints_the_table(option, train, tmp_path
     monkeypatch.setattr(tables, "make", make)
     monkeypatch.setattr(tables, "plan", lambda *_, **__: [config])
     options = ("--scale", "paper", "--seeds", 3, "--jobs", 2, "--runs", tmp_path, "--out", tmp_path / "o")
+    options += ("--only", "NOG OW", "--only", "OLR")
     assert orthocond("table", "gcp", *options, option, "--no-report") == 0
     del asked["progress"]
-    names = {"name": "gcp", "scale": "paper", "seeds": 3, "jobs": 2, "train": train}
+    names = {"name": "gcp", "scale": "paper", "seeds": 3, "jobs": 2, "train": train, "only": ("NOG OW", "OLR")}
     del asked["say"]
     assert asked == names | {"runs": tmp_path, "out": tmp_path / "o", "data_root": None, "executor": None}
     who = "gcp-imagenet-resnet18-svd-seed0" if train else "training 1"

@@ -389,28 +389,6 @@ def test_only_what_is_missing_is_trained(trained, monkeypatch):
     assert rows["SVD"]["measures"]["error"]["values"] == [*_ERRORS["svd"], 77.0]
 
 
-def test_only_some_rows_are_trained_and_all_are_shown(trained, monkeypatch):
-    asked = []
-
-    def launch(configs, root, **settings):
-        asked.extend(configs)
-        return [Ending(_train(root, config, 77.0), 0) for config in configs]
-
-    monkeypatch.setattr(tables, "launch", launch)
-    monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
-    rows = _rows(_make(trained, seeds=4, train=True, only=["ns", "OW"]))
-    assert asked == [_config(name, 3) for name in ("ow", "ns")]
-    assert {name: row["missing"] for name, row in rows.items()} == {
-        "SVD": [3],
-        "SVD + SN": [3],
-        "SVD + OL": [3],
-        "SVD + OW": [],
-        "NS iteration": [],
-    }
-    standings = tables.status("weight-treatments", seeds=4, runs=trained / "runs", out=trained / "out", only=["SN"])
-    assert len(standings) == 4
-
-
 def test_what_was_not_evaluated_is_launched_for_it(trained, monkeypatch):
     run = _train(trained / "runs", _config("ow", 1), 82.1, evaluated=False)
     assert tables.plan("weight-treatments", seeds=3, runs=trained / "runs", out=trained / "out") == [_config("ow", 1)]

@@ -14,6 +14,7 @@ from scipy import stats
 from orthocond.lab import catalog
 from orthocond.lab.classification import claims, tuning
 from orthocond.lab.classification.config import Method
+from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.config import change
 from orthocond.lab.experiments import preset
 from orthocond.lab.tables import statistics
@@ -203,6 +204,17 @@ def test_fewer_seeds_may_be_asked_for_and_no_training_is_planned_twice():
 )
 def test_rows_are_chosen_by_whole_words(tmp_path, only, count):
     assert len(catalog.plan("cifar10-claims", seeds=1, runs=tmp_path, out=tmp_path, only=only)) == count
+
+
+def test_only_rows_that_were_asked_for_are_trained(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(catalog, "launch", lambda configs, *_, **__: asked.extend(configs) or [])
+    monkeypatch.setattr(ClassificationTask, "load_data", lambda config, root: None)
+    with pytest.raises(FileNotFoundError, match="no trainings"):
+        catalog.make("weight-treatments", seeds=2, runs=tmp_path, out=tmp_path, only=["NS iteration", "ow"])
+    assert [(config.method.name, config.seed) for config in asked] == [("ow", 0), ("ns", 0), ("ow", 1), ("ns", 1)]
+    standings = catalog.status("weight-treatments", seeds=2, runs=tmp_path, out=tmp_path, only="SN")
+    assert [standing.name[-8:] for standing in standings] == ["sn-seed0", "sn-seed1"]
 
 
 @pytest.mark.parametrize("only", ["whitning", "+", ""])
