@@ -206,6 +206,15 @@ def test_rows_are_chosen_by_whole_words(tmp_path, only, count):
     assert len(catalog.plan("cifar10-claims", seeds=1, runs=tmp_path, out=tmp_path, only=only)) == count
 
 
+@pytest.mark.parametrize(
+    ("only", "presets"),
+    [("sprites", {"gan-sprites"}), ("CelebA", {"gan-celeba"}), ("EigenGAN nog", {"eigengan-animeface"})],
+)
+def test_rows_of_gans_are_chosen_by_their_data(tmp_path, only, presets):
+    found = catalog.plan("gan-claims", scale="workstation", seeds=1, runs=tmp_path, out=tmp_path, only=only)
+    assert {config.preset for config in found} == presets
+
+
 def test_only_rows_that_were_asked_for_are_trained(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(catalog, "launch", lambda configs, *_, **__: asked.extend(configs) or [])

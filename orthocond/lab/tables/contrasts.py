@@ -114,11 +114,11 @@ class Claims(Table):
         return list(dict.fromkeys(config for _, config in self.named(scale, seeds)))
 
     def named(self, scale: Scale, seeds: int) -> Iterator[tuple[str, Config]]:
-        """By claim, contrast and setting; all arms of a seed before those of the next."""
+        """By claim, contrast and the name of the setting; all arms of a seed before those of the next."""
         for seed in range(seeds):
             for contrast, where, count in self.rows(scale, seeds):
                 if seed < count:
-                    words = f"{contrast.claim}: {contrast.label}, {self.setting.get(where, where)}"
+                    words = f"{contrast.claim}: {contrast.label}, {self.setting.get(where, where).partition(' (')[0]}"
                     yield from ((words, term.arm.config(where, seed)) for term in contrast.terms)
 
     def write(self, folder: Path, material: Material) -> None:
