@@ -105,6 +105,11 @@ def test_what_computes_nothing_starts_without_the_heavy_parts(line, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_the_list_alone_starts_without_the_parser():
+    program = "import sys; from orthocond.cli import main; main(['list']); assert 'cyclopts' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+
 def test_completion_is_a_script_that_knows_commands_and_options(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SHELL", "/bin/bash")
@@ -354,12 +359,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         main(["train", "dbn-sprites-small"])
 
 
-def test_without_the_extra_it_says_how_to_install(monkeypatch, capsys):
+@pytest.mark.parametrize(("package", "words"), [("rich.table", "list"), ("cyclopts", "--help")])
+def test_without_the_extra_it_says_how_to_install(package, words, monkeypatch, capsys):
     for name in [name for name in sys.modules if name.startswith("orthocond.cli.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cyclopts", None)
-    assert main(["list"]) == 1
-    assert 'cyclopts: pip install "orthocond[lab]"' in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main([words]) == 1
+    assert re.search(rf'{package}( is not installed)?: pip install "orthocond\[lab\]"', capsys.readouterr().err)
 
 
 def test_ctrl_c_while_it_starts(monkeypatch, capsys):
@@ -399,8 +405,11 @@ def test_processes_of_torchrun_say_which_they_are(rank, printed, monkeypatch, ca
 def test_list_shows_all_names(capsys):
     from orthocond.lab import data
 
+    assert main(["list", "all"]) == 0
+    text = capsys.readouterr().out
     assert main(["list"]) == 0
-    words = capsys.readouterr().out.split()
+    assert capsys.readouterr().out == text
+    words = text.split()
     parts = {part for kind in KINDS.values() for name in kind.grammar.names for part in name.split("+")}
     assert {*experiments.names(), *parts, *data.names(), "laptop", "workstation", "paper"} <= set(words)
     assert main(["list", "data"]) == 0

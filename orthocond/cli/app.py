@@ -1,16 +1,19 @@
 """From words to a command, and from errors to exit codes."""
 
+import gc
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-
-from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
+from typing import TYPE_CHECKING
 
 import orthocond
 from orthocond.cli.terminal import speak_any_encoding
 from orthocond.lab.errors import EXPECTED, UsageError, explain
+
+if TYPE_CHECKING:
+    from cyclopts import App, CycloptsError
 
 _HELP = """Well-conditioned SVD layers and disentangled GAN latents: see it, train it, compare it.
 
@@ -63,12 +66,10 @@ def run(tokens: Sequence[str]) -> int:
     debug = "--debug" in tokens
     tokens = [token for token in tokens if token != "--debug"]
     try:
-        app, tokens = _app(tokens)
-        command, bound, *_ = app.parse_args(tokens, exit_on_error=False, print_error=False)
-        return command(*bound.args, **bound.kwargs) or 0
-    except (CycloptsError, UsageError) as error:
+        return _find(tokens)() or 0
+    except UsageError as error:
         named = " ".join(["orthocond", *(token for token in tokens[:1] if token in COMMANDS)])
-        _complain(f"{explain(UsageError(_text(error, tokens)))[0]}\n`{named} --help` explains every option.", debug)
+        _complain(f"{explain(error)[0]}\n`{named} --help` explains every option.", debug)
         return 2
     except EXPECTED as error:
         text, code = explain(error)
@@ -76,8 +77,30 @@ def run(tokens: Sequence[str]) -> int:
         return code
 
 
-def _app(tokens: Sequence[str]) -> tuple[App, Sequence[str]]:
+def _find(tokens: Sequence[str]) -> Callable[[], int | None]:
+    """The command that the words call, with its arguments."""
+    gc.disable()  # modules make no garbage, and looking for it takes a twentieth of the start
+    try:
+        if tokens == ["list"]:  # needs no parser, whose import takes a quarter of its time
+            from orthocond.cli.listing import list_
+
+            return list_
+        from cyclopts import CycloptsError
+
+        app, tokens = _app(tokens)
+        try:
+            command, bound, *_ = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        except CycloptsError as error:
+            raise UsageError(_text(error, tokens)) from error
+        return lambda: command(*bound.args, **bound.kwargs)
+    finally:
+        gc.enable()
+
+
+def _app(tokens: Sequence[str]) -> "tuple[App, Sequence[str]]":
     """The application, of which only the command that is called is imported, and the tokens for it."""
+    from cyclopts import App
+
     app = App(name="orthocond", help=_HELP, version=orthocond.__version__)
     called = tokens[0] if tokens else ""
     for name, (place, text) in COMMANDS.items():
@@ -95,8 +118,10 @@ def _app(tokens: Sequence[str]) -> tuple[App, Sequence[str]]:
     return app, tokens
 
 
-def _text(error: CycloptsError | UsageError, tokens: Sequence[str]) -> str:
+def _text(error: "CycloptsError", tokens: Sequence[str]) -> str:
     """What the error says; for the last part of a setting's path the whole path, for a value too many its option."""
+    from cyclopts import UnknownOptionError, UnusedCliTokensError
+
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         first = error.unused_tokens[0]
         before = [token for token in tokens[: tokens.index(first)] if token.startswith("--")] if first in tokens else []

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from orthocond.cli.terminal import make_table
@@ -51,6 +50,8 @@ def show(data_root: Path | None) -> None:
 
 
 def _get(name: str, data_root: Path | None, quiet: bool) -> None:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     from orthocond.lab import data as lab
 
     if not name:

@@ -1,6 +1,5 @@
 """Where the command `orthocond` begins: it says what is missing, and then leaves all to `orthocond.cli.app`."""
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # Pydantic would look for plugins, of which there are none, in the files of every package that is installed.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    gc.disable()  # modules make no garbage, and looking for it takes a twentieth of the start
     try:
         from orthocond.cli.app import run
     except ModuleNotFoundError as error:
@@ -27,6 +25,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    finally:
-        gc.enable()
     return run(list(sys.argv[1:] if arguments is None else arguments))
