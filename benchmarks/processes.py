@@ -1,8 +1,9 @@
 """Images a second of one process and of two: `python benchmarks/processes.py --output FILE`.
 
-A real training, `torchrun -m orthocond train`, with one and with two processes of one thread, which take turns. The
-batch is that of the preset, divided among them. Two clocks: that on the wall, which counts what other programs of the
-machine take, and the time of the processors, which does not count waiting.
+A real training, `torchrun -m orthocond train`, with one and with two processes of one thread. The batch is that of the
+preset, divided among them. Two trainings apart, of half the batch each, at the same time, show what the machine itself
+allows: they send no messages and never wait. The three take turns. Two clocks: that on the wall, which counts what
+other programs of the machine take, and the time of the processors, which does not count waiting.
 """
 
 import argparse
@@ -16,54 +17,61 @@ from pathlib import Path
 
 from common import save
 
-PRESETS = ("dbn-sprites-small", "dbn-cifar10-convnet", "gan-sprites")
+from orthocond.lab.presets import preset
+
+WAYS = {"1": (1, 1), "2": (1, 2), "apart": (2, 1)}
+"""How many trainings at the same time, and how many processes each has."""
 
 
-def train(preset, processes, steps, root):
+def start(options, name, scale, processes, batch, folder):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", "orthocond", "train", name, "--scale", scale, "--schedule.steps", str(options.steps)]
+    command += ["--schedule.batch-size", str(batch), "--runs", folder, "--log-every", "10"]
+    command += ["--quiet", "--no-evaluate", "--no-report"]
+    command += ["--data-root", options.data_root] if options.data_root else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def train(options, name, scale, way):
     """Median seconds of a step by both clocks; that of the processors is the sum over all processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command += ["-m", "orthocond", "train", preset, "--scale", "laptop", "--schedule.steps", str(steps)]
-        command += ["--runs", folder, "--log-every", "10", "--quiet", "--no-evaluate", "--no-report"]
-        if root:
-            command += ["--data-root", root]
-        done = subprocess.run(
-            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        lines = [json.loads(line) for file in Path(folder).rglob("times.jsonl") for line in file.open()]
-    timed = [line for line in lines if "step_seconds" in line][1:]  # the first steps allocate
-    return {
-        "wall": statistics.median(line["step_seconds"] for line in timed),
-        "processor": processes * statistics.median(line["step_cpu_seconds"] for line in timed),
-    }
+    trainings, processes = WAYS[way]
+    batch = preset(name, scale).schedule.batch_size // trainings
+    with tempfile.TemporaryDirectory() as root:
+        folders = [Path(root, str(number)) for number in range(trainings)]
+        for started in [start(options, name, scale, processes, batch, str(folder)) for folder in folders]:
+            if said := started.communicate()[1] if started.wait() else "":
+                raise SystemExit(said)
+        lines = [[json.loads(x) for file in folder.rglob("times.jsonl") for x in file.open()] for folder in folders]
+    timed = [[line for line in found if "step_seconds" in line][1:] for found in lines]  # the first steps allocate
+    walls, cpus = (
+        [statistics.median(line[clock] for line in found) for found in timed]
+        for clock in ("step_seconds", "step_cpu_seconds")
+    )
+    return {"wall": statistics.fmean(walls), "processor": processes * sum(cpus)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--presets", nargs="+", default=PRESETS[:1], help="which presets")
+    parser.add_argument("--presets", nargs="+", default=["dbn-sprites-small:laptop"], help="which, each as NAME:SCALE")
     parser.add_argument("--data-root", help="folder of the data sets")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     results = []
-    for preset in options.presets:
-        found = {1: [], 2: []}
-        for _ in range(options.rounds):
-            for processes, rounds in found.items():
-                rounds.append(train(preset, processes, options.steps, options.data_root))
+    for name, scale in (words.split(":") for words in options.presets):
+        rounds = [{way: train(options, name, scale, way) for way in WAYS} for _ in range(options.rounds)]
         medians = {
-            str(processes): {clock: statistics.median(r[clock] for r in rounds) for clock in ("wall", "processor")}
-            for processes, rounds in found.items()
+            way: {clock: statistics.median(found[way][clock] for found in rounds) for clock in ("wall", "processor")}
+            for way in WAYS
         }
-        gain = medians["1"]["wall"] / medians["2"]["wall"]
-        # Were both cores free, and did no process wait for the other.
-        bound = 2 * medians["1"]["processor"] / medians["2"]["processor"]
+        gain, apart = (medians["1"]["wall"] / medians[way]["wall"] for way in ("2", "apart"))
         load = os.getloadavg()[0]
-        results.append({"preset": preset, "seconds": medians, "gain": gain, "bound": bound, "load": load})
-        print(f"{preset}: {gain:.2f} times as fast by the wall, at most {bound:.2f} by processor time; load {load:.0f}")
+        results.append({"preset": f"{name}, {scale}", "seconds": medians, "gain": gain, "apart": apart, "load": load})
+        print(
+            f"{name}, {scale}: two processes {gain:.2f} times as fast, two trainings apart {apart:.2f}; load {load:.0f}"
+        )
     save(options.output, results)
 
 
