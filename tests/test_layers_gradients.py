@@ -79,3 +79,21 @@ def _composed(x):
     values, vectors = torch.linalg.eigh(torch.cov(x.movedim(1, 0).flatten(1), correction=0))
     whitening = (vectors * (values + 1e-5).rsqrt()) @ vectors.T
     return torch.einsum("oi,nihw->nohw", whitening, x - x.mean((0, 2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dims", LAYERS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_activation_in_place_takes_no_detour(dims, groups, training):
+    """Autograd copies the gradient of a view that is changed in place; the output of the layer is none."""
+    shape = {2: (9, 4), 3: (3, 4, 4), 4: (3, 4, 2, 2), 5: (2, 4, 2, 1, 3)}[dims]
+    layer = LAYERS[dims](4, groups=groups).train(training)
+    for form in (torch.contiguous_format, {4: torch.channels_last, 5: torch.channels_last_3d}.get(dims)):
+        x = features(*shape).requires_grad_()
+        laid_out = x if form is None else x.to(memory_format=form)
+        y = layer(laid_out)
+        assert not y._is_view()
+        expected = torch.autograd.grad(y.relu().square().sum(), x, create_graph=True)
+        again = layer(laid_out).relu_()
+        assert again.grad_fn.name() == "ReluBackward0"  # not CopySlices
+        torch.testing.assert_close(torch.autograd.grad(again.square().sum(), x, create_graph=True), expected)

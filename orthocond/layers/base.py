@@ -89,10 +89,14 @@ class Layout(NamedTuple):
     channels_last: bool
 
     def restore(self, y: Tensor) -> Tensor:
-        """Give ``(batch, C, positions)`` the shape and memory format of the features it came from."""
+        """Give ``(batch, C, positions)`` the shape and memory format of the features it came from.
+
+        Autograd does not take the result for a view, of which an activation in place would copy the gradient thrice.
+        So nothing else may use ``y``.
+        """
         if self.channels_last:
-            return y.reshape(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1)
-        return y.reshape(self.shape)
+            y = y.reshape(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1)
+        return torch.ops.aten._unsafe_view(y, self.shape)
 
 
 def flatten(x: Tensor) -> tuple[Tensor, Layout]:

@@ -52,9 +52,8 @@ class ClassificationTask(Task[Classification]):
         self.network = prepare(config, pair)
         self.module = self.network.module
         if accelerator.num_processes > 1:
-            synchronize(self.module)  # DDP wants gradients laid out as its buckets, so weights stay contiguous
-        else:
-            self.module.to(memory_format=_LAYOUT)  # type: ignore[call-overload]
+            synchronize(self.module)
+        self.module.to(memory_format=_LAYOUT)  # type: ignore[call-overload]
         pre_svd = self.network.pre_svd
         self.layers = [] if pre_svd is None else [self.module.get_submodule(pre_svd)]
         groups = parameter_groups(config.method, self.module, self.layers, schedule.weight_decay)
