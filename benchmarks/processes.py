@@ -1,8 +1,9 @@
 """Images a second of one process and of two: `python benchmarks/processes.py --output FILE`.
 
 A real training, `torchrun -m orthocond train`, with one and with two processes of one thread. The batch is that of the
-preset, divided among them. Two trainings apart, of half the batch each, at the same time, show what the machine itself
-allows: they send no messages and never wait. The three take turns. Two clocks: that on the wall, which counts what
+preset, divided among them. Pinned processes keep to a core of their own, by taskset. Two trainings apart, of half the
+batch each, at the same time, show what the machine itself allows: they send no messages and never wait. All take
+turns. Two clocks: that on the wall, which counts what
 other programs of the machine take, and the time of the processors, which does not count waiting.
 """
 
@@ -19,12 +20,14 @@ from common import save
 
 from orthocond.lab.presets import preset
 
-WAYS = {"1": (1, 1), "2": (1, 2), "apart": (2, 1)}
+WAYS = {"1": (1, 1), "2": (1, 2), "pinned": (1, 2), "apart": (2, 1)}
 """How many trainings at the same time, and how many processes each has."""
+PINNED = ["--no-python", "sh", "-c", 'exec taskset -c $LOCAL_RANK "$@"', "sh", sys.executable]
 
 
-def start(options, name, scale, processes, batch, folder):
+def start(options, name, scale, processes, pinned, batch, folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += PINNED if pinned else []
     command += ["-m", "orthocond", "train", name, "--scale", scale, "--schedule.steps", str(options.steps)]
     command += ["--schedule.batch-size", str(batch), "--runs", folder, "--log-every", "10"]
     command += ["--quiet", "--no-evaluate", "--no-report"]
@@ -39,8 +42,10 @@ def train(options, name, scale, way):
     batch = preset(name, scale).schedule.batch_size // trainings
     with tempfile.TemporaryDirectory() as root:
         folders = [Path(root, str(number)) for number in range(trainings)]
-        for started in [start(options, name, scale, processes, batch, str(folder)) for folder in folders]:
-            if said := started.communicate()[1] if started.wait() else "":
+        pinned = way == "pinned"
+        for started in [start(options, name, scale, processes, pinned, batch, str(folder)) for folder in folders]:
+            said = started.communicate()[1]
+            if started.returncode:
                 raise SystemExit(said)
         lines = [[json.loads(x) for file in folder.rglob("times.jsonl") for x in file.open()] for folder in folders]
     timed = [[line for line in found if "step_seconds" in line][1:] for found in lines]  # the first steps allocate
@@ -66,11 +71,11 @@ def main():
             way: {clock: statistics.median(found[way][clock] for found in rounds) for clock in ("wall", "processor")}
             for way in WAYS
         }
-        gain, apart = (medians["1"]["wall"] / medians[way]["wall"] for way in ("2", "apart"))
+        gains = {way: medians["1"]["wall"] / medians[way]["wall"] for way in WAYS}
         load = os.getloadavg()[0]
-        results.append({"preset": f"{name}, {scale}", "seconds": medians, "gain": gain, "apart": apart, "load": load})
+        results.append({"preset": f"{name}, {scale}", "seconds": medians, "gains": gains, "load": load})
         print(
-            f"{name}, {scale}: two processes {gain:.2f} times as fast, two trainings apart {apart:.2f}; load {load:.0f}"
+            f"{name}, {scale}: " + ", ".join(f"{way} {gain:.2f}" for way, gain in gains.items()) + f"; load {load:.0f}"
         )
     save(options.output, results)
 
