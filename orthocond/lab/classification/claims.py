@@ -15,8 +15,8 @@ from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term
 from orthocond.lab.tables.table import Table
 
 _PRESET, _IMAGES = "dbn-cifar10-convnet", 50_000
-# An SVD step in BN steps of equal time, by `orthocond bench dbn-cifar10-convnet --methods bn svd`, now and formerly. The
-# stem of the medium network costs the same, and the rest 2.7 times as much.
+# An SVD step in BN steps of equal time, by `orthocond bench dbn-cifar10-convnet --methods bn svd`, now and formerly.
+# The stem of the medium network costs the same, and the rest 2.7 times as much.
 _COST, _FORMER_COST = (
     {"laptop": 1 + more, "workstation": 1 + more / 2.7, "paper": 1 + more / 2.7} for more in (0.3, 0.548)
 )
