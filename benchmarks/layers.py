@@ -55,6 +55,8 @@ def whitening(seconds):
             "DecorrelatedBatchNorm2d": DecorrelatedBatchNorm2d(64),
             "DecorrelatedBatchNorm2d(groups=4)": DecorrelatedBatchNorm2d(64, groups=4),
             "composed, torch.linalg.eigh": composed,
+            "BatchNorm2d, ReLU in place": nn.Sequential(nn.BatchNorm2d(64), nn.ReLU(inplace=True)),
+            "DecorrelatedBatchNorm2d, ReLU in place": nn.Sequential(DecorrelatedBatchNorm2d(64), nn.ReLU(inplace=True)),
         }
         training = {name: (lambda f=f, x=x, g=gradient: step(f, x, g)) for name, f in layers.items()}
         title = f"whitening (128, 64, 32, 32) float32, {str(form).partition('.')[2]}"
