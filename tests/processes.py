@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo", "orthocond.lab.launch.worker", "pytest"])
@@ -26,6 +28,23 @@ def as_by_torchrun(function: Callable[..., Any], *arguments: Any) -> None:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     in_two_processes(_with_environment, port, function, *arguments)
+
+
+def check_training(rank: int, single: nn.Module, parallel: nn.Module) -> None:
+    """Train one model on whole batches, and another on the halves of two processes: they stay the same."""
+    models = single, DistributedDataParallel(parallel)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
+    layout = torch.channels_last if next(single.parameters()).stride(1) == 1 else torch.contiguous_format
+    for _ in range(3):
+        x = torch.randn(8, 3, 7, 7, dtype=torch.float64).contiguous(memory_format=layout)
+        target = torch.randint(4, (8,))
+        parts = slice(0, 8), slice(4 * rank, 4 * rank + 4)
+        for model, part, optimizer in zip(models, parts, optimizers, strict=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[part]), target[part]).backward()
+            optimizer.step()
+    for expected, value in zip(single.state_dict().values(), parallel.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected)
 
 
 def start(function: Callable[..., Any], *arguments: Any, output: Path) -> Any:

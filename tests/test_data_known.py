@@ -223,12 +223,12 @@ def test_command_line(server, cifar, tmp_path, capsys, monkeypatch):
     assert "\\x1b[2Jmine" in text
     assert "\x1b[2Jmine" not in text
     assert main(["data", "get", "cifar100", "--quiet", *root]) == 0
-    assert capsys.readouterr().out == f"cifar100: {tmp_path}/root/cifar-100-python.tar.gz\n"
+    assert capsys.readouterr().out == f"cifar100: {tmp_path / 'root' / 'cifar-100-python.tar.gz'}\n"
     assert main(["data", "get", "celeba", *root]) == 1
     assert "cannot be downloaded without you" in capsys.readouterr().err
     write_tree(tmp_path / "root" / "celeba-10k", ["0.png"])
     assert main(["data", *root]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("celeba-10k"))
-    assert line.rstrip().endswith(f"{tmp_path}/root/celeba-10k")
+    assert line.rstrip().endswith(str(tmp_path / "root" / "celeba-10k"))
     for wrong in (["get"], ["list", "cifar10"], ["fetch", "cifar10"]):
         assert main(["data", *wrong, *root]) == 2

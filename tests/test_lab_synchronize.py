@@ -3,12 +3,11 @@
 import copy
 import warnings
 
+import processes
 import pytest
 import torch
 import torch.distributed as dist
-from processes import in_two_processes
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from orthocond.lab.synchronize import SynchronizedBatchNorm2d, synchronize
 from orthocond.layers import DecorrelatedBatchNorm2d
@@ -90,23 +89,11 @@ def check_training(rank):
     single = nn.Sequential(*layers).to(F64, memory_format=torch.channels_last)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        parallel = DistributedDataParallel(synchronize(copy.deepcopy(single)))
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (single, parallel)]
-        for _ in range(3):
-            x, target = torch.randn(8, 3, 7, 7, dtype=F64), torch.randint(4, (8,))
-            x = x.contiguous(memory_format=torch.channels_last)
-            for model, part, optimizer in zip(
-                (single, parallel), (slice(0, 8), slice(4 * rank, 4 * rank + 4)), optimizers, strict=True
-            ):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x[part]), target[part]).backward()
-                optimizer.step()
-    for expected, value in zip(single.state_dict().values(), parallel.module.state_dict().values(), strict=True):
-        torch.testing.assert_close(value, expected)
+        processes.check_training(rank, single, synchronize(copy.deepcopy(single)))
 
 
 def test_two_processes_equal_one(tmp_path):
-    in_two_processes(run, tmp_path / "store")
+    processes.in_two_processes(run, tmp_path / "store")
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3, track_running_stats=False), nn.BatchNorm1d(3)])

@@ -4,12 +4,11 @@ import copy
 import re
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 import torch.distributed as dist
-from processes import in_two_processes
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import orthocond
 from orthocond.layers import CovariancePool2d, DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, convert_sync
@@ -100,22 +99,11 @@ def check_training(rank):
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 6, 3), DecorrelatedBatchNorm2d(6), nn.ReLU(), CovariancePool2d(), nn.Linear(21, 4)
     single = nn.Sequential(*layers).to(F64)
-    parallel = DistributedDataParallel(convert_sync(copy.deepcopy(single)))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (single, parallel)]
-    for _ in range(3):
-        x, target = torch.randn(8, 3, 7, 7, dtype=F64), torch.randint(4, (8,))
-        for model, part, optimizer in zip(
-            (single, parallel), (slice(0, 8), slice(4 * rank, 4 * rank + 4)), optimizers, strict=True
-        ):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[part]), target[part]).backward()
-            optimizer.step()
-    for expected, value in zip(single.state_dict().values(), parallel.module.state_dict().values(), strict=True):
-        torch.testing.assert_close(value, expected)
+    processes.check_training(rank, single, convert_sync(copy.deepcopy(single)))
 
 
 def test_two_processes_equal_one(tmp_path):
-    in_two_processes(run, tmp_path / "store")
+    processes.in_two_processes(run, tmp_path / "store")
 
 
 def test_messages_are_sent_from_one_place():

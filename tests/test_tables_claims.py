@@ -349,7 +349,6 @@ def test_the_rate_with_the_lowest_error_is_chosen():
     assert found.keys() == {"svd", "ns", "muon"}
     assert found["svd"]["stem_lr"] == 0.3
     assert [t["error"] for t in found["svd"]["tried"]] == [20.0, 19.0, 19.0]
-    assert found["svd"]["cpu_seconds"] == 0.5
     assert found["muon"]["scope_lr"] == 0.03
 
 

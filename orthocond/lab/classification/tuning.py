@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from orthocond.lab.classification.config import Method
@@ -37,7 +37,7 @@ _PRESET = "dbn-cifar10-convnet"
 
 @cache
 def read_tuning() -> dict[str, dict[str, Any]]:
-    """What was chosen, by the name of an arm: ``stem_lr``, ``scope_lr``, ``cpu_seconds`` of a step, and ``tried``.
+    """What was chosen, by the name of an arm: ``stem_lr``, ``scope_lr``, and ``tried``.
 
     Methods with OLR have ``short``, too: the occurrence and the factor of random steps that are shortened equally often
     and equally much.
@@ -74,7 +74,6 @@ def _choice(tried: Sequence[Record]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "stem_lr": best.config.method.stem_lr,
         "scope_lr": best.config.method.scope_lr,
-        "cpu_seconds": median(best.series("step_cpu_seconds")[1]),
         "tried": [
             {"stem_lr": r.config.method.stem_lr, "scope_lr": r.config.method.scope_lr, "error": _error(r)}
             for r in tried
