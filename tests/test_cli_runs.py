@@ -388,6 +388,17 @@ def test_table_lists_what_there_is(capsys):
     assert any(line.startswith("optimal-lr ") and " Table 3 " in line for line in lines)
 
 
+@pytest.mark.parametrize("options", [("--status",), ("--cancel",), ("--only", "SVD"), ("--no-train",)])
+def test_table_needs_a_name_for_what_is_of_one_table(options, capsys):
+    assert orthocond("table", *options) == 2
+    assert f"{options[0]} needs the name of a table" in capsys.readouterr().err
+
+
+def test_table_does_not_look_and_cancel_at_once(capsys):
+    assert orthocond("table", "gcp", "--status", "--cancel") == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("asked", "name"), [("3", "optimal-lr"), ("Table 10", "gan-condition"), ("figure-7", "convergence")]
 )

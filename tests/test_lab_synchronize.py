@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from orthocond.lab.synchronize import SynchronizedBatchNorm2d, synchronize
-from orthocond.layers import DecorrelatedBatchNorm2d
+from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d
 
 F64 = torch.float64
 
@@ -18,9 +18,15 @@ F64 = torch.float64
 def run(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
-        for settings in ({}, {"affine": False}, {"momentum": None}, {"eps": 0.1, "momentum": 0.3}):
+        for settings in ({}, {"affine": False}, {"bias": False}, {"momentum": None}, {"eps": 0.1, "momentum": 0.3}):
             for layout in (torch.contiguous_format, torch.channels_last):
-                check_values_and_gradients(rank, layout, settings)
+                check_values_and_gradients(rank, features().contiguous(memory_format=layout), settings)
+        check_values_and_gradients(rank, features(), {"track_running_stats": False})
+        check_values_and_gradients(rank, features()[..., 0, 0].contiguous(), {}, nn.BatchNorm1d)
+        check_values_and_gradients(rank, features()[..., 0].contiguous(), {}, nn.BatchNorm1d)
+        check_values_and_gradients(rank, features()[..., None], {}, nn.BatchNorm3d)
+        for first in (3, 0):  # images of the first process
+            check_values_and_gradients(rank, features(), {}, first=first)
         check_a_large_mean(rank)
         check_half_precision(rank)
         check_training(rank)
@@ -28,15 +34,24 @@ def run(rank, store):
         dist.destroy_process_group()
 
 
-def both(rank, x, weight, settings):
-    """Outputs, gradients and layers: the plain one on the whole batch, and the synchronized one on this half."""
-    half = slice(len(x) // 2 * rank, len(x) // 2 * (rank + 1))
-    plain = nn.BatchNorm2d(x.shape[1], **settings).to(x.dtype)
-    if plain.affine:
-        nn.init.uniform_(plain.weight, generator=torch.Generator().manual_seed(1))
-        nn.init.normal_(plain.bias, generator=torch.Generator().manual_seed(2))
+def features():
+    """The processes have other means and variances."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 5, 4, 3, dtype=F64) @ torch.randn(3, 3, dtype=F64) + 3
+    x[: len(x) // 2] *= 4
+    return x
+
+
+def both(rank, x, weight, settings, kind=nn.BatchNorm2d, first=None):
+    """Outputs, gradients and layers: the plain one on the whole batch, and the synchronized one on this part."""
+    first = len(x) // 2 if first is None else first
+    half = slice(first) if rank == 0 else slice(first, None)
+    plain = kind(x.shape[1], **settings).to(x.dtype)
+    for seed, parameter in enumerate(plain.parameters()):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(seed))
     shared = synchronize(copy.deepcopy(plain))
-    assert type(shared) is SynchronizedBatchNorm2d
+    assert isinstance(shared, kind)
+    assert type(shared) is not kind
     inputs = x.clone().requires_grad_(), x[half].clone(memory_format=torch.preserve_format).requires_grad_()
     for _ in range(2):  # a momentum of None weighs batches equally
         outputs = plain(inputs[0]), shared(inputs[1])
@@ -45,14 +60,11 @@ def both(rank, x, weight, settings):
     return half, outputs, [each.grad for each in inputs], (plain, shared)
 
 
-def check_values_and_gradients(rank, layout, settings):
-    torch.manual_seed(0)
-    x = (torch.randn(8, 5, 4, 3, dtype=F64) @ torch.randn(3, 3, dtype=F64) + 3).contiguous(memory_format=layout)
-    x[: len(x) // 2] *= 4  # the processes have other means and variances
-    half, outputs, gradients, (plain, shared) = both(rank, x, torch.randn_like(x), settings)
+def check_values_and_gradients(rank, x, settings, kind=nn.BatchNorm2d, first=None):
+    half, outputs, gradients, (plain, shared) = both(rank, x, torch.randn_like(x), settings, kind, first)
     torch.testing.assert_close(outputs[1], outputs[0][half])
     torch.testing.assert_close(gradients[1], gradients[0][half])
-    assert outputs[1].is_contiguous(memory_format=layout)
+    assert outputs[1].stride() == x[half].stride() or not x[half].numel()
     assert shared.state_dict().keys() == plain.state_dict().keys()
     for name, buffer in plain.named_buffers():
         torch.testing.assert_close(shared.get_buffer(name), buffer)
@@ -74,11 +86,13 @@ def check_a_large_mean(rank):
 def check_half_precision(rank):
     torch.manual_seed(0)
     x = torch.randn(8, 3, 4, 4)
-    layer = synchronize(nn.BatchNorm2d(3))
-    y = layer(x[4 * rank : 4 * rank + 4].bfloat16().requires_grad_())
-    y.float().square().sum().backward()
-    assert (y.dtype, layer.weight.grad.dtype, layer.running_var.dtype) == (torch.bfloat16, *2 * [torch.float32])
-    torch.testing.assert_close(layer.running_mean, 0.1 * x.bfloat16().float().mean((0, 2, 3)), rtol=1e-3, atol=1e-5)
+    for dtype, rtol in ((torch.float32, 1e-3), (torch.bfloat16, 1e-2)):
+        layer = synchronize(nn.BatchNorm2d(3).to(dtype))
+        y = layer(x[4 * rank : 4 * rank + 4].bfloat16().requires_grad_())
+        y.float().square().sum().backward()
+        assert (y.dtype, layer.weight.grad.dtype, layer.running_var.dtype) == (torch.bfloat16, *2 * [dtype])
+        mean = 0.1 * x.bfloat16().float().mean((0, 2, 3))
+        torch.testing.assert_close(layer.running_mean.float(), mean, rtol=rtol, atol=1e-5)
 
 
 def check_training(rank):
@@ -96,6 +110,33 @@ def test_two_processes_equal_one(tmp_path):
     processes.in_two_processes(run, tmp_path / "store")
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3, track_running_stats=False), nn.BatchNorm1d(3)])
-def test_other_layers_stay(layer):
-    assert type(synchronize(nn.Sequential(layer))[0]) in (nn.BatchNorm2d, nn.BatchNorm1d)
+@pytest.mark.parametrize("kind", [DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d])
+def test_decorrelated_layers_of_all_dimensions_are_synchronized(kind):
+    assert synchronize(nn.Sequential(kind(4)))[0].synchronize
+
+
+def test_a_derived_class_stays_and_is_named():
+    class Own(nn.BatchNorm2d):
+        pass
+
+    with pytest.warns(RuntimeWarning, match="statistics of Own are those of each process"):
+        assert type(synchronize(nn.Sequential(Own(3)))[0]) is Own
+
+
+def test_synchronizing_twice_is_as_once():
+    model = synchronize(synchronize(nn.Sequential(nn.BatchNorm2d(3))))
+    assert type(model[0]) is SynchronizedBatchNorm2d
+
+
+def test_features_of_another_dimension_are_refused():
+    with pytest.raises(ValueError, match="expected 4D input"):
+        synchronize(nn.BatchNorm2d(3))(torch.randn(8, 3))
+
+
+def test_statistics_are_not_tracked_where_that_is_switched_off(monkeypatch):
+    monkeypatch.setattr("orthocond.lab.synchronize.sum_across", lambda a: a)
+    layer = synchronize(nn.BatchNorm2d(3))
+    layer.track_running_stats = False
+    layer(torch.randn(8, 3, 2, 2) + 1)
+    assert layer.num_batches_tracked == 0
+    assert (layer.running_mean == 0).all()

@@ -168,6 +168,22 @@ def test_repr():
     assert "alpha=0.5, eps=1e-05, per='image'" in repr(WhitenColor2d(alpha=0.5))
 
 
+@pytest.mark.parametrize("settings", [{}, {"average": "whitening"}, {"lag": "ignore"}], ids=str)
+def test_a_layer_alone_exports(settings):
+    layer = DecorrelatedBatchNorm2d(3, **settings).eval()
+    x = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(torch.export.export(layer, (x,), strict=False).module()(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_trace_takes_features_of_other_sizes(layout):
+    layer = DecorrelatedBatchNorm2d(3).eval()
+    traced = torch.jit.trace(layer, torch.randn(4, 3, 8, 8).contiguous(memory_format=layout))
+    x = torch.randn(6, 3, 9, 7).contiguous(memory_format=layout)
+    torch.testing.assert_close(traced(x), layer(x))
+
+
 def test_evaluation_exports_without_a_decomposition():
     model = nn.Sequential(nn.Conv2d(3, 6, 3), DecorrelatedBatchNorm2d(6)).eval()
     model[1].load_state_dict(trained().state_dict())

@@ -20,6 +20,7 @@ from orthocond.lab.experiments import preset
 from orthocond.lab.launch import Ending
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs import Run
+from orthocond.lab.runs.finding import find_runs
 from orthocond.lab.tables import records
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure, label
 
@@ -32,7 +33,7 @@ def _config(name, seed, preset_name="dbn-cifar100-resnet50", **method):
     return replace(preset(preset_name), method=Method(name, **method), seed=seed)
 
 
-def _train(root, config, error=80.0, condition=1e3, *, end="finished", evaluated=True):
+def _train(root, config, error=80.0, condition=1e3, *, end="finished"):
     """A run folder as a training of four logged steps and two epochs leaves it."""
     run = Run.create(root, "run", config)
     run.note("Started from the beginning.")
@@ -49,8 +50,7 @@ def _train(root, config, error=80.0, condition=1e3, *, end="finished", evaluated
             scores = {"error": error + (step == 1), "top5_error": error / 2, "best_error": error + (step == 1)}
             last = {"finished": True} if step == 3 and end == "finished" else {}
             run.log(2 * step + 2, step // 2 + 1, **scores, solver_failures=step, **last)
-    if evaluated:
-        (run.path / "evaluation.json").write_text(json.dumps({"recalibrated_error": error - 5}))
+    (run.path / "evaluation.json").write_text(json.dumps({"recalibrated_error": error - 5}))
     return run
 
 
@@ -390,9 +390,13 @@ def test_only_what_is_missing_is_trained(trained, monkeypatch):
 
 
 def test_what_was_not_evaluated_is_launched_for_it(trained, monkeypatch):
-    run = _train(trained / "runs", _config("ow", 1), 82.1, evaluated=False)
+    (run,) = (run for run, config in find_runs(trained / "runs") if config == _config("ow", 1))
+    (run.path / "evaluation.json").unlink()
     assert tables.plan("weight-treatments", seeds=3, runs=trained / "runs", out=trained / "out") == [_config("ow", 1)]
-    measures = _rows(_make(trained))["SVD + OW"]["measures"]
+    folder = _make(trained)
+    measures = _rows(folder)["SVD + OW"]["measures"]
+    assert f"Not evaluated: {run.path.name}." in (folder / "table.md").read_text()
+    assert _config("ow", 1) not in {record.config for record in records.read_kept(trained / "out")}
     assert measures["error"]["values"] == _ERRORS["ow"]
     assert measures["recalibrated"]["values"] == [76.0, None, 78.4]
     assert measures["recalibrated"]["mean"] == pytest.approx(77.2)

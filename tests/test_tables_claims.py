@@ -206,6 +206,13 @@ def test_rows_are_chosen_by_whole_words(tmp_path, only, count):
     assert len(catalog.plan("cifar10-claims", seeds=1, runs=tmp_path, out=tmp_path, only=only)) == count
 
 
+def test_the_whole_name_of_a_row_chooses_it_alone(tmp_path):
+    table = catalog.find("weight-treatments")
+    row = next(row for row, _ in table.named("laptop", 1) if row.endswith("SVD"))
+    (config,) = catalog.plan(table.name, seeds=1, runs=tmp_path, out=tmp_path, only=f" {row.upper()} ")
+    assert config.method.name == "svd"
+
+
 @pytest.mark.parametrize(
     ("only", "presets"),
     [("sprites", {"gan-sprites"}), ("CelebA", {"gan-celeba"}), ("EigenGAN nog", {"eigengan-animeface"})],
@@ -235,7 +242,7 @@ def test_words_of_no_row_are_answered_with_the_rows(tmp_path, only):
 
 
 def test_a_table_without_trainings_has_no_rows_to_choose(tmp_path):
-    with pytest.raises(ValueError, match="none, as it trains nothing"):
+    with pytest.raises(ValueError, match="solver-stress trains nothing"):
         catalog.plan("solver-stress", runs=tmp_path, out=tmp_path, only=["svd"])
 
 

@@ -19,10 +19,11 @@ def _config(name, seed):
     return replace(preset("dbn-cifar100-resnet50"), method=Method(name), seed=seed)
 
 
-def _train(root, config):
+def _train(root, config, evaluated=True):
     run = Run.create(root, "run", config)
     run.log(1, error=80.0, finished=True)
-    (run.path / "evaluation.json").write_text(json.dumps({"recalibrated_error": 75}))
+    if evaluated:
+        (run.path / "evaluation.json").write_text(json.dumps({"recalibrated_error": 75}))
     run.set_status("finished", 1)
     return run
 
@@ -57,6 +58,20 @@ def test_an_evaluation_of_an_earlier_step_is_not_the_final_one(tmp_path):
     (run.path / "evaluation.json").write_text(json.dumps({"step": 0, "recalibrated_error": 75}))
     with pytest.warns(RuntimeWarning, match="evaluation.json is of step 0 and the run ended at step 1"):
         assert records.read_run(run, config).evaluation is None
+
+
+def test_a_run_without_evaluation_yields_to_a_result_that_is_there(tmp_path):
+    config, out = _config("ow", 0), tmp_path / "out"
+    bare = _train(tmp_path / "runs", config, evaluated=False)
+    found, kept = records.gather([config], tmp_path / "runs", out)
+    assert (found[config].evaluation, kept) == (None, {})
+    records.keep([replace(records.read_run(bare, config), evaluation={"error": 70})], out)
+    found, kept = records.gather([config], tmp_path / "runs", out)
+    assert (found, kept[config].evaluation) == ({}, {"error": 70})
+    _train(tmp_path / "runs", config)
+    _train(tmp_path / "runs", config, evaluated=False)
+    found, kept = records.gather([config], tmp_path / "runs", out)
+    assert (found[config].evaluation, kept) == ({"recalibrated_error": 75}, {})
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "times.jsonl", "evaluation.json", "status.json"])

@@ -67,7 +67,8 @@ def table(
         seeds: Trainings of each row.
         runs: Folder of the runs.
         out: Folder for the table.
-        only: Train only rows that contain these words, such as "NOG small"; may be repeated. The table shows all rows.
+        only: Train only rows that contain these words, such as "NOG small", or one row by its whole name; may be
+            repeated. The table shows all rows.
         jobs: Trainings at a time; by default the number of cores, and on Slurm as many as there is room for.
         train: Whether to train what is missing.
         data_root: Folder of data sets; by default the environment variable ORTHOCOND_DATA, else `data`.
@@ -91,7 +92,12 @@ def table(
     from orthocond.lab.display import Display
     from orthocond.lab.runs.finding import name_of
 
+    if status and cancel:
+        raise UsageError("--status only looks and --cancel ends jobs: give one of them.")
     if name is None:
+        of_one = {"--status": status, "--cancel": cancel, "--only": only, "--no-train": not train}
+        if given := [word for word, value in of_one.items() if value]:
+            raise UsageError(f"{given[0]} needs the name of a table; `orthocond table` lists all.")
         for each in tables.names():
             print(f"{each:28s} {tables.in_paper(each):10s} {tables.describe(each)}")
         return 0

@@ -175,8 +175,8 @@ def make(
         seeds: How many seeds, from 0.
         runs: Folder of runs.
         out: Folder of results.
-        only: A text, or several; only rows are then trained that contain all words of one of them, as ``"NOG small"``.
-            The table shows all rows.
+        only: A text, or several; only rows are then trained that contain all words of one of them, as ``"NOG small"``,
+            or the one row that is the text. The table shows all rows.
         jobs: Trainings at a time on this machine.
         executor: Where to train instead, such as `orthocond.lab.launch.Slurm`.
         data_root: Folder of data sets.
@@ -218,28 +218,37 @@ def make(
             "Records of trainings are kept in a clone of the repository: run the command in its folder. Or run it "
             "without --no-train to train (in Python: train=True)."
         )
-    keep(records.values(), out)
+    keep([record for record in found.values() if record.complete], out)
     folder = Path(out) / (name if scale == "laptop" else f"{name}-{scale}")
     folder.mkdir(parents=True, exist_ok=True)
-    remarks = _remarks(configs, records, failures)
+    remarks = _remarks(configs, found, kept, failures)
     table.write(folder, Material(scale, seeds, records, train, remarks, progress))
     return folder
 
 
 def _configs(table: Table, scale: Scale, seeds: int, only: str | Sequence[str] = ()) -> list[Config]:
-    """The trainings of a table, or of its rows that contain all words of one of some texts."""
+    """The trainings of a table, or of the rows that some texts name, whole or by some of their words."""
     if seeds < 1:
         raise ValueError(f"A table needs at least one seed; got {seeds}.")
     if not only:
         return table.configs(scale, seeds)
     named = list(table.named(scale, seeds))
+    if not named:
+        raise UsageError(f"{table.name} trains nothing, so there are no rows to choose from.")
+    rows = list(dict.fromkeys(row for row, _ in named))
     only = [only] if isinstance(only, str) else only
-    texts = [words for text in only if (words := _words(text))]
-    found = [config for row, config in named if any(words <= _words(row) for words in texts)]
-    if not found:
-        rows = "\n".join(dict.fromkeys(row for row, _ in named)) or "none, as it trains nothing"
-        raise UsageError(f"No row of {table.name} contains {' or '.join(map(repr, only))}. Its rows are:\n{rows}")
-    return list(dict.fromkeys(found))
+    chosen = {row for text in only for row in _chosen(text, rows)}
+    if not chosen:
+        listed = "\n".join(rows)
+        raise UsageError(f"No row of {table.name} contains {' or '.join(map(repr, only))}. Its rows are:\n{listed}")
+    return list(dict.fromkeys(config for row, config in named if row in chosen))
+
+
+def _chosen(text: str, rows: Sequence[str]) -> list[str]:
+    """The row that a text is, else those that contain all its words."""
+    words = _words(text)
+    same = [row for row in rows if row.lower() == text.strip().lower()]
+    return same or [row for row in rows if words and words <= _words(row)]
 
 
 def _words(text: str) -> set[str]:
@@ -251,19 +260,21 @@ def _missing(configs: list[Config], found: Mapping[Config, Record], kept: Mappin
 
     def ended(config: Config) -> bool:
         record = found.get(config)
-        return config in kept if record is None else not record.finished or record.evaluation is not None
+        return config in kept if record is None else record.complete
 
     return [config for config in configs if not ended(config)]
 
 
 def _remarks(
-    configs: list[Config], records: Mapping[Config, object], failures: Mapping[str, Ending]
+    configs: list[Config], found: Mapping[Config, Record], kept: Mapping[Config, Record], failures: Mapping[str, Ending]
 ) -> tuple[str, ...]:
-    """Which trainings are missing, and which failed."""
+    """Which trainings are missing or not evaluated, and which failed."""
     remarks = []
-    missing = [name_of(config) for config in configs if config not in records]
+    missing = [name_of(config) for config in configs if config not in found and config not in kept]
     if missing:
         remarks.append(f"Missing: {len(missing)} of {len(configs)} trainings: {_some(missing)}.")
+    if bare := [record.name for record in found.values() if not record.complete]:
+        remarks.append(f"Not evaluated: {_some(bare)}. The table's command evaluates them, unless it has --no-train.")
     if failures:
         remarks.append(f"Failed: {_some([_failed(run, ending) for run, ending in failures.items()])}.")
     return tuple(remarks)

@@ -1,31 +1,52 @@
 """Batch normalization over all processes, on a CPU too, where torch's own needs a GPU."""
 
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from orthocond._distributed import sum_across
-from orthocond.layers import DecorrelatedBatchNorm2d, convert_sync
+from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d, convert_sync
 
 
-class SynchronizedBatchNorm2d(nn.BatchNorm2d):
-    """`nn.BatchNorm2d` with mean and variance over all processes; parameters and buffers are the same."""
+class _Synchronized(_BatchNorm):
+    """Batch normalization with mean and variance over all processes; parameters and buffers are the same."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
+        self._check_input_dim(x)
         y, mean, variance, n = _Normalize.apply(x, self.weight, self.bias, self.eps)
-        self.num_batches_tracked += 1
-        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean), momentum)
-        self.running_var.lerp_((variance * n / (n - 1)).to(self.running_var), momentum)
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.to(self.running_mean), momentum)
+            self.running_var.lerp_((variance * n / (n - 1)).to(self.running_var), momentum)
         return y
+
+
+class SynchronizedBatchNorm1d(_Synchronized, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` over all processes."""
+
+
+class SynchronizedBatchNorm2d(_Synchronized, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` over all processes."""
+
+
+class SynchronizedBatchNorm3d(_Synchronized, nn.BatchNorm3d):
+    """`nn.BatchNorm3d` over all processes."""
+
+
+_KINDS: dict[type, type[_Synchronized]] = {
+    nn.BatchNorm1d: SynchronizedBatchNorm1d,
+    nn.BatchNorm2d: SynchronizedBatchNorm2d,
+    nn.BatchNorm3d: SynchronizedBatchNorm3d,
+}
 
 
 class _Normalize(Function):
@@ -34,11 +55,15 @@ class _Normalize(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
         wide = _wide(x)
-        mean, variance = (a.double() for a in torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0))
+        moments = torch.zeros(2, x.shape[1], dtype=torch.double, device=x.device)  # of a process without images
+        if x.numel():
+            moments = torch.stack(torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0)).double()
+        mean, variance = moments
         count = mean.new_full((1,), x.numel() / x.shape[1])
         total = sum_across(torch.cat([count, count * mean, count * (variance + mean.square())]))
         mean, square = (total[1:] / total[0]).chunk(2)
         variance = (square - mean.square()).clamp(min=0)
+        weight, bias = (a if a is None else _wide(a) for a in (weight, bias))
         y = F.batch_norm(x, mean.to(wide.dtype), variance.to(wide.dtype), weight, bias, eps=eps)
         return y, mean, variance, total[0]
 
@@ -55,18 +80,21 @@ class _Normalize(Function):
         wide_x, wide_g = _wide(x), _wide(g)
         # The kernel of evaluation sums g times the normalized features, and g: the gradients of weight and bias.
         fixed = torch.ones_like(mean, dtype=wide_x.dtype), mean.to(wide_x.dtype), variance.to(wide_x.dtype)
-        of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-            wide_g, wide_x, *fixed, None, None, False, ctx.eps, [False, True, True]
-        )[1:]
+        of_weight = of_bias = torch.zeros_like(fixed[0])  # those of a process without images
+        if x.numel():
+            of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+                wide_g, wide_x, *fixed, None, None, False, ctx.eps, [False, True, True]
+            )[1:]
         with_x, alone = (sum_across(torch.cat([of_weight, of_bias]).double()) / n).chunk(2)
         # The gradient of x is weight · (g − alone − normalized · with_x) / deviation: in each channel a sum of g and x.
         root = (variance + ctx.eps).rsqrt()
         of_g = root if weight is None else root * weight
         of_x = -of_g * root * with_x
         offset = -of_g * alone - of_x * mean
-        offset, of_x, of_g = (a.to(wide_x.dtype).reshape(1, -1, 1, 1) for a in (offset, of_x, of_g))
+        offset, of_x, of_g = (a.to(wide_x.dtype).reshape(1, -1, *[1] * (x.ndim - 2)) for a in (offset, of_x, of_g))
         gradient = torch.addcmul(offset, wide_x, of_x).addcmul_(wide_g, of_g).to(x.dtype)
-        return (gradient, None, None, None) if weight is None else (gradient, of_weight, of_bias, None)
+        _, has_weight, has_bias, _ = ctx.needs_input_grad
+        return gradient, of_weight if has_weight else None, of_bias if has_bias else None, None
 
 
 def _wide(a: Tensor) -> Tensor:
@@ -75,13 +103,21 @@ def _wide(a: Tensor) -> Tensor:
 
 
 def synchronize(model: nn.Module) -> nn.Module:
-    """Let all batch normalizations of a model, plain and decorrelated, see the images of all processes.
+    """Let the batch normalizations of a model, plain and decorrelated, see the images of all processes.
 
-    The names and tensors of its ``state_dict`` stay, so checkpoints fit any number of processes.
+    The names and tensors of its ``state_dict`` stay, so checkpoints fit any number of processes. A class derived from a
+    batch normalization may compute something else, so it stays as it is, with a warning.
     """
-    for module in model.modules():
-        if type(module) is nn.BatchNorm2d and module.track_running_stats:
-            module.__class__ = SynchronizedBatchNorm2d
-    if any(isinstance(module, DecorrelatedBatchNorm2d) for module in model.modules()):
+    modules = list(model.modules())
+    others = set()
+    for module in modules:
+        if kind := _KINDS.get(type(module)):
+            module.__class__ = kind
+        elif isinstance(module, _BatchNorm) and not isinstance(module, (nn.SyncBatchNorm, _Synchronized)):
+            others.add(type(module).__name__)
+    if others:
+        text = f"The statistics of {', '.join(sorted(others))} are those of each process by itself"
+        warn(f"{text}: only nn.BatchNorm1d, 2d and 3d are taken over all processes.", RuntimeWarning, stacklevel=2)
+    if any(isinstance(m, (DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d)) for m in modules):
         convert_sync(model)
     return model

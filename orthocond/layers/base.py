@@ -92,10 +92,12 @@ class Layout(NamedTuple):
         """Give ``(batch, C, positions)`` the shape and memory format of the features it came from.
 
         Autograd does not take the result for a view, of which an activation in place would copy the gradient thrice.
-        So nothing else may use ``y``.
+        So nothing else may use ``y``. In traces a view is right, since its shape follows that of other features.
         """
         if self.channels_last:
             y = y.reshape(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1)
+        if torch._C._get_tracing_state():
+            return y.reshape(self.shape)
         return torch.ops.aten._unsafe_view(y, self.shape)
 
 

@@ -129,22 +129,20 @@ class _DecorrelatedBatchNorm(SVDLayer):
 
     def _register_statistics(self, device: Any, dtype: torch.dtype) -> None:
         size = self.num_features // self.groups
-        for name in (*_KEPT, *_STORED):
-            self.register_buffer(name, None, persistent=name in _KEPT)
-        self.register_buffer("num_batches_tracked", None)
-        self.register_buffer("skipped_batches", None, persistent=False)
-        if not self.track_running_stats:
-            return
-        self.running_mean = torch.zeros(self.num_features, device=device, dtype=dtype)
-        square = torch.eye(size, device=device, dtype=dtype).repeat(self.groups, 1, 1)
-        if self.average == "covariance":
-            self.running_covariance, self.whitening = square, square.clone()
-            if self.lag == "cover":
-                self.excess = torch.zeros_like(square)
-        else:
-            self.running_whitening = square
-        self.num_batches_tracked = torch.tensor(0, device=device)
-        self.skipped_batches = torch.tensor(0, device=device)
+        there: dict[str, Tensor] = {}
+        if self.track_running_stats:
+            square = torch.eye(size, device=device, dtype=dtype).repeat(self.groups, 1, 1)
+            there["running_mean"] = torch.zeros(self.num_features, device=device, dtype=dtype)
+            if self.average == "covariance":
+                there |= {"running_covariance": square, "whitening": square.clone()}
+                if self.lag == "cover":
+                    there["excess"] = torch.zeros_like(square)
+            else:
+                there["running_whitening"] = square
+            there |= {name: torch.tensor(0, device=device) for name in ("num_batches_tracked", "skipped_batches")}
+        names = (*_KEPT, *_STORED, "num_batches_tracked", "skipped_batches")
+        for name in sorted(names, key=lambda name: name not in there):  # torch.export needs those that are None last
+            self.register_buffer(name, there.get(name), persistent=name not in (*_STORED, "skipped_batches"))
 
     def reset_running_stats(self) -> None:
         """Set the running mean and the excess to 0 and the running covariance, or whitening matrix, to the identity."""

@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -51,6 +51,11 @@ class Record:
     def usable(self) -> bool:
         """Whether nothing more will come: it has finished, or its loss was not finite."""
         return self.finished or self.stopped is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether its result is there: it was evaluated at its end, or its loss was not finite."""
+        return self.stopped is not None or (self.finished and self.evaluation is not None)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of the lines that have a quantity."""
@@ -107,7 +112,8 @@ def gather(
 ) -> tuple[dict[Config, Record], dict[Config, Record]]:
     """What there is of some trainings: for each the newest run that has ended, else its kept copy.
 
-    A run with a damaged file is left out with a warning that names the file.
+    A run that was not evaluated counts only where neither another run nor the kept copy is complete. A run with a
+    damaged file is left out with a warning that names the file.
 
     Args:
         configs: The trainings.
@@ -126,10 +132,15 @@ def gather(
             except ValueError as error:
                 warn(f"A run was left out: {error}", RuntimeWarning, stacklevel=2)
                 continue
-            if record.usable:
+            if record.usable and (record.complete or config not in found):
                 found[config] = record
-    kept = {r.config: r for r in read_kept(out) if r.config in wanted and r.config not in found and r.usable}
-    return found, kept
+    kept = {r.config: r for r in read_kept(out) if r.config in wanted and r.usable}
+    found = {config: record for config, record in found.items() if record.complete or not _is_complete(kept, config)}
+    return found, {config: record for config, record in kept.items() if config not in found}
+
+
+def _is_complete(records: Mapping[Config, Record], config: Config) -> bool:
+    return config in records and records[config].complete
 
 
 def read_kept(out: str | PathLike[str]) -> Iterator[Record]:
