@@ -96,7 +96,7 @@ class Layout(NamedTuple):
         """
         if self.channels_last:
             y = y.reshape(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1)
-        if torch._C._get_tracing_state():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
             return y.reshape(self.shape)
         return torch.ops.aten._unsafe_view(y, self.shape)
 
