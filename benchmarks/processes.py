@@ -29,8 +29,8 @@ def start(options, name, scale, processes, pinned, batch, folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += PINNED if pinned else []
     command += ["-m", "orthocond", "train", name, "--scale", scale, "--schedule.steps", str(options.steps)]
-    command += ["--schedule.batch-size", str(batch), "--runs", folder, "--log-every", "10"]
-    command += ["--quiet", "--no-evaluate", "--no-report"]
+    command += ["--schedule.batch-size", str(batch), "--runs", folder, "--log-every", str(options.log_every)]
+    command += ["--data.held-out", "256", "--quiet", "--no-evaluate", "--no-report"]
     command += ["--data-root", options.data_root] if options.data_root else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -62,6 +62,7 @@ def main():
     parser.add_argument("--presets", nargs="+", default=["dbn-sprites-small:laptop"], help="which, each as NAME:SCALE")
     parser.add_argument("--data-root", help="folder of the data sets")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--log-every", type=int, default=10, help="steps of which the mean time is taken")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     results = []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -14,39 +15,46 @@ import processes
 import pytest
 from lab_helpers import TINY, tiny
 
+from orthocond._process import keep_freed_memory
 from orthocond.lab import experiments
 from orthocond.lab.launch import Cluster, Local, launch, worker
 from orthocond.lab.launch import slurm as module
 from orthocond.lab.launch.files import LOG, PROGRESS, Follower, Job, header, read_code, read_job, said, write_code
-from orthocond.lab.launch.worker import start
 from orthocond.lab.progress import Progress
 from orthocond.lab.runs.finding import open_or_create
 
-# Environment
+# Memory and threads
 
 
-def environment_of_a_training(monkeypatch, folder):
-    found = {}
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: found.update(env))
-    start(folder, None, 3)
-    return found
+FAULTS = """
+import resource, torch
+from orthocond._process import keep_freed_memory
+keep_freed_memory()
+for step in range(9):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [torch.ones(2**22) for _ in range(4)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
 
 
-def test_a_training_keeps_its_memory_under_glibc_unless_told_otherwise(tmp_path, monkeypatch):
-    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
-    found = environment_of_a_training(monkeypatch, tmp_path)
-    assert int(found["MALLOC_MMAP_THRESHOLD_"]) > 2**32
-    assert found["MALLOC_TRIM_THRESHOLD_"] == "1000"
-    assert found["OMP_NUM_THREADS"] == "3"
+def faults_of_a_step(environment):
+    """How many pages a process asks of the system for 64 MB that it had before."""
+    done = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True)
+    return int(done.stdout)
 
 
-def test_other_allocators_are_told_nothing(tmp_path, monkeypatch):
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_a_process_keeps_its_memory_unless_the_environment_says_otherwise():
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    assert faults_of_a_step(plain) < 100
+    assert faults_of_a_step(plain | {"MALLOC_MMAP_THRESHOLD_": "1000000"}) > 10_000
+
+
+def test_other_c_libraries_are_told_nothing(monkeypatch):
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
-    assert "MALLOC_MMAP_THRESHOLD_" not in environment_of_a_training(monkeypatch, tmp_path)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("it has no mallopt"))
+    keep_freed_memory()
 
 
 @pytest.mark.parametrize(("asked", "threads"), [("1", 1), ("", 3), ("4,2", 3)])
@@ -138,7 +146,7 @@ def test_a_job_with_several_processes_is_torchrun_on_each_machine():
 def test_processes_of_torchrun_train_together_and_the_first_evaluates(tmp_path):
     run = open_or_create(tmp_path, tiny("svd", schedule=replace(TINY.schedule, epochs=1)))
     head = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    assert start(run.path, None, 1, head=head).wait() == 0, said(run.path / LOG)
+    assert worker.start(run.path, None, 1, head=head).wait() == 0, said(run.path / LOG)
     assert len(run.load().state["rng"]["ranks"]) == 2
     assert json.loads((run.path / "evaluation.json").read_text())["step"] == run.status.step
     assert [state.step for state in Follower(run.path).read() if not state.stage][-1] == run.status.step
@@ -147,9 +155,7 @@ def test_processes_of_torchrun_train_together_and_the_first_evaluates(tmp_path):
 @pytest.mark.parametrize(("processes", "cleared"), [("1", True), ("2", False)])
 def test_one_of_several_processes_leaves_without_clearing_up(processes, cleared):
     """What aborts at exit comes too late there; output and exit code are kept."""
-    script = (
-        "import atexit; atexit.register(print, 'cleared'); print('done'); from orthocond._ending import leave; leave(3)"
-    )
+    script = "import atexit; atexit.register(print, 'cleared'); print('done'); from orthocond._process import leave; leave(3)"
     environment = os.environ | {"WORLD_SIZE": processes}
     found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 3

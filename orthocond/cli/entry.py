@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from orthocond._process import keep_freed_memory
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -25,4 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    return run(list(sys.argv[1:] if arguments is None else arguments))
+    if arguments is not None:
+        return run(list(arguments))
+    keep_freed_memory()
+    return run(sys.argv[1:])

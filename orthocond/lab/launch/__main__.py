@@ -2,7 +2,8 @@
 
 import sys
 
-from orthocond._ending import leave
+from orthocond._process import keep_freed_memory, leave
 from orthocond.lab.launch.worker import main
 
+keep_freed_memory()
 leave(main(sys.argv[1:]))

@@ -6,7 +6,6 @@ follow a training, from any machine that sees the folder, and stop following it.
 
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -25,9 +24,6 @@ from orthocond.lab.runs import Run
 
 _EVERY = 5  # steps between reports, at least
 _REPORTS = 2000  # of a training, about
-# For the allocator of glibc: activations that were freed stay with the process, instead of being mapped and cleared
-# anew in every step.
-_KEEPS_MEMORY = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**33))
 
 
 def start(
@@ -47,7 +43,7 @@ def start(
     """
     command = [*(head or [sys.executable]), "-m", "orthocond.lab.launch", str(run), *([data_root] if data_root else [])]
     own = {"OMP_NUM_THREADS": str(threads), "PYTHONIOENCODING": "utf-8"}
-    environment = (_KEEPS_MEMORY if platform.libc_ver()[0] == "glibc" else {}) | os.environ | own
+    environment = os.environ | own
     log = run / (LOG if node == 0 else f"{node}-{LOG}")
     with _fresh(run / PROGRESS, node) as reports, log.open("ab") as said:
         said.write(header(name))
