@@ -155,7 +155,8 @@ def test_processes_of_torchrun_train_together_and_the_first_evaluates(tmp_path):
 @pytest.mark.parametrize(("processes", "cleared"), [("1", True), ("2", False)])
 def test_one_of_several_processes_leaves_without_clearing_up(processes, cleared):
     """What aborts at exit comes too late there; output and exit code are kept."""
-    script = "import atexit; atexit.register(print, 'cleared'); print('done'); from orthocond._process import leave; leave(3)"
+    script = "import atexit; atexit.register(print, 'cleared'); print('done')"
+    script += "; from orthocond._process import leave; leave(3)"
     environment = os.environ | {"WORLD_SIZE": processes}
     found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 3
