@@ -30,6 +30,9 @@ _SHOWN = (
             "SVD − BN": "the SVD layer beats BN (implied)",
             "SVD − BN with more steps": "… in equal time",
             "BN + WI − SVD": "beyond it: BN with `whitening_init_` is as good",
+            "(OW, MOW − SVD) with approximate gradients − with the exact one, all solvers and ε": (
+                "beyond it: orthogonal weights help more where the gradient is approximate"
+            ),
         },
     ),
     (
