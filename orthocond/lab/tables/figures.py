@@ -131,7 +131,9 @@ def verdicts(rows: Sequence[dict[str, Any]], measure: Measure) -> Any:
             axes.fill_betweenx([place - 0.4, place + 0.4], -row["margin"], row["margin"], color="0.93", linewidth=0)
         tint = {"holds": "#009E73", "fails": "#D55E00", "cannot tell": "0.45"}.get(row["verdict"], "#0072B2")
         _dot(axes, found, place, tint, tint if found.get("p_holm", 1) < LEVEL else "white", "o")
-    reach = 2.5 * max(abs(row["measures"][measure.name]["difference"]["mean"]) for row in shown) or 1.0
+    sizes = [(abs(row["measures"][measure.name]["difference"]["mean"]), row["verdict"]) for row in shown]
+    clear = max((size for size, verdict in sizes if verdict != "cannot tell"), default=0.0)
+    reach = max(2.5 * clear, 1.15 * max(sizes)[0]) or 1.0  # longer intervals, which tell little, end at the border
     low, high = axes.get_xlim()
     axes.set_xlim(max(low, -reach), min(high, reach))
     axes.set_yticks(range(len(shown)), labels)
