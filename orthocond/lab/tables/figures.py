@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from orthocond.lab.tables.comparison import Measure, Outcome
@@ -131,9 +132,11 @@ def verdicts(rows: Sequence[dict[str, Any]], measure: Measure) -> Any:
             axes.fill_betweenx([place - 0.4, place + 0.4], -row["margin"], row["margin"], color="0.93", linewidth=0)
         tint = {"holds": "#009E73", "fails": "#D55E00", "cannot tell": "0.45"}.get(row["verdict"], "#0072B2")
         _dot(axes, found, place, tint, tint if found.get("p_holm", 1) < LEVEL else "white", "o")
-    sizes = [(abs(row["measures"][measure.name]["difference"]["mean"]), row["verdict"]) for row in shown]
-    clear = max((size for size, verdict in sizes if verdict != "cannot tell"), default=0.0)
-    reach = max(2.5 * clear, 1.15 * max(sizes)[0]) or 1.0  # longer intervals, which tell little, end at the border
+    # Intervals that are much longer than the others tell little, and end at the border.
+    cells = [row["measures"][measure.name]["difference"] for row in shown]
+    ends = [max(abs(cell[end] or 0.0) for end in ("mean", "low", "high")) for cell in cells]
+    clear = (abs(cell["mean"]) for cell, row in zip(cells, shown, strict=True) if row["verdict"] != "cannot tell")
+    reach = max(2 * median(ends), 2.5 * max(clear, default=0.0), *(1.15 * abs(cell["mean"]) for cell in cells)) or 1.0
     low, high = axes.get_xlim()
     axes.set_xlim(max(low, -reach), min(high, reach))
     axes.set_yticks(range(len(shown)), labels)
