@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from orthocond._checks import check_choice, check_count, check_not_negative
 from orthocond.gans._common import SLOPE, check_images, check_latent, check_size, he_initialize, normal
+from orthocond.gans.upsample import UpsampleConv2d
 
 FORMS = ("working", "faithful")
 
@@ -108,7 +109,7 @@ def _double(in_channels: int, out_channels: int) -> nn.Module:
 
 
 def _upsample(in_channels: int, out_channels: int) -> nn.Module:
-    return nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(in_channels, out_channels, 3, padding=1))
+    return nn.Sequential(nn.Identity(), UpsampleConv2d(in_channels, out_channels))  # names of weights as they were
 
 
 def _smooth_basis(directions: int, shape: tuple[int, int, int]) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from orthocond._checks import check_choice, check_count
 from orthocond.gans._common import SLOPE, check_images, check_latent, check_size
+from orthocond.gans.upsample import UpsampleConv2d
 
 _EPS = 1e-6  # of the instance normalizations, as in the original
 
@@ -97,7 +98,7 @@ def _block(in_channels: int, out_channels: int, kind: str) -> nn.Sequential:
     if kind == "transposed":
         double: list[nn.Module] = [nn.ConvTranspose2d(in_channels, out_channels, 4, stride=2, padding=1, bias=False)]
     else:
-        double = [nn.Upsample(scale_factor=2), nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)]
+        double = [nn.Identity(), UpsampleConv2d(in_channels, out_channels, bias=False)]  # names of weights as they were
     return nn.Sequential(*double, nn.InstanceNorm2d(out_channels, eps=_EPS, affine=True), nn.LeakyReLU(SLOPE))
 
 
