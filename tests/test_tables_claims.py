@@ -214,11 +214,15 @@ def test_the_whole_name_of_a_row_chooses_it_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("only", "presets"),
-    [("sprites", {"gan-sprites"}), ("CelebA", {"gan-celeba"}), ("EigenGAN nog", {"eigengan-animeface"})],
+    ("name", "only", "presets"),
+    [
+        ("gan-claims", "sprites", {"gan-sprites"}),
+        ("gan-faces", "CelebA", {"gan-celeba"}),
+        ("gan-faces", "EigenGAN nog", {"eigengan-animeface"}),
+    ],
 )
-def test_rows_of_gans_are_chosen_by_their_data(tmp_path, only, presets):
-    found = catalog.plan("gan-claims", scale="workstation", seeds=1, runs=tmp_path, out=tmp_path, only=only)
+def test_rows_of_gans_are_chosen_by_their_data(tmp_path, name, only, presets):
+    found = catalog.plan(name, scale="workstation", seeds=1, runs=tmp_path, out=tmp_path, only=only)
     assert {config.preset for config in found} == presets
 
 

@@ -218,11 +218,31 @@ def test_claims_compare_directions_within_and_between_trainings(tmp_path):
     images = rows["sprites: OroJaR − no treatment"]
     assert images["measure"] == "distance"
     assert images["measures"]["distance"]["values"] == pytest.approx([0, 0, 0])
-    assert {row["measure"] for row in content["contrasts"]} == {"disentanglement", "distance", "fd"}
+    assert {row["measure"] for row in content["contrasts"]} == {"disentanglement", "distance"}
     text = (folder / "table.md").read_text()
     assert "DCI disentanglement (%): +29.33" in text
     assert "Holds: significantly on the better side of 0" in text
     assert (folder / "claims.png").is_file()
+
+
+def test_claims_on_faces_are_judged_by_images_predictability_and_condition(tmp_path):
+    for method, distance in (("none", 17.0), ("nog+olr", 17.5), ("stiefel", 40.0)):
+        for seed in range(3):
+            run = _run(tmp_path / "runs", _config("gan-celeba", method, seed, "workstation"))
+            near = {"protocol": "fd2k-alexnet", "value": distance + 0.1 * seed**2 * (method != "none"), "kernel": 0.01}
+            _with_kinds(run, frechet_alexnet=near)
+    content = json.loads((_make(tmp_path, "gan-faces", seeds=3) / "table.json").read_text())
+    rows = {row["contrast"]: row for row in content["contrasts"] if row["measure"] == "fd"}
+    near, far = (rows[f"CelebA: {name} − no treatment"] for name in ("NOG + OLR (exact η)", "Stiefel"))
+    assert near["measures"]["fd"]["values"] == pytest.approx([0.5, 0.6, 0.9])
+    assert (near["verdict"], far["verdict"]) == ("equivalent within the margin", "fails")
+    joint = next(r for r in content["contrasts"] if r["contrast"].startswith("CelebA: joint"))
+    assert joint["measure"] == "vp"
+    assert len(joint["measures"]["vp"]["values"]) == 3
+    condition = next(r for r in content["contrasts"] if r["measure"] == "condition")
+    assert condition["measures"]["condition"]["values"] == pytest.approx([0, 0, 0])
+    eigen = [row for row in content["contrasts"] if row["contrast"].startswith("EigenGAN")]
+    assert [row["verdict"] for row in eigen] == ["not trained"] * 5
 
 
 def test_chance_is_a_side_of_a_contrast(tmp_path):
