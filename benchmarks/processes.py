@@ -1,10 +1,10 @@
 """Images a second of one process and of two: `python benchmarks/processes.py --output FILE`.
 
 A real training, `torchrun -m orthocond train`, with one and with two processes of one thread. The batch is that of the
-preset, divided among them. Pinned processes keep to a core of their own, by taskset. Two trainings apart, of half the
-batch each, at the same time, show what the machine itself allows: they send no messages and never wait. All take
-turns. Two clocks: that on the wall, which counts what
-other programs of the machine take, and the time of the processors, which does not count waiting.
+preset, divided among them. Pinned processes keep to a core of their own, by taskset; so do those whose plain batch
+normalizations see their own images only. Two trainings apart, of half the batch each, at the same time, show what the
+machine itself allows: they send no messages and never wait. All take turns. Two clocks: that on the wall, which counts
+what other programs of the machine take, and the time of the processors, which does not count waiting.
 """
 
 import argparse
@@ -20,18 +20,20 @@ from common import save
 
 from orthocond.lab.presets import preset
 
-WAYS = {"1": (1, 1), "2": (1, 2), "pinned": (1, 2), "apart": (2, 1)}
+WAYS = {"1": (1, 1), "2": (1, 2), "pinned": (1, 2), "own": (1, 2), "apart": (2, 1)}
 """How many trainings at the same time, and how many processes each has."""
 PINNED = ["--no-python", "sh", "-c", 'exec taskset -c $LOCAL_RANK "$@"', "sh", sys.executable]
 
 
-def start(options, name, scale, processes, pinned, batch, folder):
+def start(options, name, scale, way, batch, folder):
+    processes, pinned = WAYS[way][1], way in ("pinned", "own")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += PINNED if pinned else []
     command += ["-m", "orthocond", "train", name, "--scale", scale, "--schedule.steps", str(options.steps)]
     command += ["--schedule.batch-size", str(batch), "--runs", folder, "--log-every", str(options.log_every)]
     command += ["--data.held-out", "256", "--quiet", "--no-evaluate", "--no-report"]
     command += ["--data-root", options.data_root] if options.data_root else []
+    command += ["--model.no-synchronize"] if way == "own" else []
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
@@ -42,8 +44,7 @@ def train(options, name, scale, way):
     batch = preset(name, scale).schedule.batch_size // trainings
     with tempfile.TemporaryDirectory() as root:
         folders = [Path(root, str(number)) for number in range(trainings)]
-        pinned = way == "pinned"
-        for started in [start(options, name, scale, processes, pinned, batch, str(folder)) for folder in folders]:
+        for started in [start(options, name, scale, way, batch, str(folder)) for folder in folders]:
             said = started.communicate()[1]
             if started.returncode:
                 raise SystemExit(said)

@@ -106,6 +106,13 @@ def check_training(rank):
         processes.check_training(rank, single, synchronize(copy.deepcopy(single)))
 
 
+def test_plain_layers_may_stay_as_they_are():
+    model = nn.Sequential(DecorrelatedBatchNorm2d(4), nn.BatchNorm2d(4))
+    synchronize(model, plain=False)
+    assert model[0].synchronize
+    assert type(model[1]) is nn.BatchNorm2d
+
+
 def test_two_processes_equal_one(tmp_path):
     processes.in_two_processes(run, tmp_path / "store")
 

@@ -102,15 +102,15 @@ def _wide(a: Tensor) -> Tensor:
     return a.to(torch.promote_types(a.dtype, torch.float32))
 
 
-def synchronize(model: nn.Module) -> nn.Module:
-    """Let the batch normalizations of a model, plain and decorrelated, see the images of all processes.
+def synchronize(model: nn.Module, *, plain: bool = True) -> nn.Module:
+    """Let the decorrelated batch normalizations of a model, and the plain ones too, see the images of all processes.
 
     The names and tensors of its ``state_dict`` stay, so checkpoints fit any number of processes. A class derived from a
     batch normalization may compute something else, so it stays as it is, with a warning.
     """
     modules = list(model.modules())
     others = set()
-    for module in modules:
+    for module in modules if plain else []:
         if kind := _KINDS.get(type(module)):
             module.__class__ = kind
         elif isinstance(module, _BatchNorm) and not isinstance(module, (nn.SyncBatchNorm, _Synchronized)):

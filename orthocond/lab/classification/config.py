@@ -115,6 +115,9 @@ class Model:
             only the one after the first convolution; None for that one alone.
         follow: Whether the running statistics of decorrelated batch normalization follow the weight before it
             (`DecorrelatedBatchNorm2d.follow`). It changes evaluation, not training.
+        synchronize: Whether plain batch normalizations see the images of all processes, so that the number of processes
+            changes nothing but the rounding. Without this they see those of their own process, and nobody waits for the
+            others in each of them. Decorrelated ones, which need more images than channels, always see all.
     """
 
     name: _NetworkName = "resnet50"
@@ -130,6 +133,7 @@ class Model:
     momentum: Fraction = 0.1
     whiten_all: Count | None = None
     follow: bool = False
+    synchronize: bool = True
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -33,7 +33,8 @@ _LAYOUT = torch.channels_last  # of images: small convolutions are a third faste
 class ClassificationTask(Task[Classification]):
     """A classifier whose Pre-SVD layer is treated; see `Task`.
 
-    Statistics of batch normalization are taken over all processes.
+    Statistics of batch normalization are taken over all processes, those of plain ones unless ``model.synchronize``
+    says otherwise.
     """
 
     kind = "classification"
@@ -52,7 +53,7 @@ class ClassificationTask(Task[Classification]):
         self.network = prepare(config, pair)
         self.module = self.network.module
         if accelerator.num_processes > 1:
-            synchronize(self.module)
+            synchronize(self.module, plain=config.model.synchronize)
         self.module.to(memory_format=_LAYOUT)  # type: ignore[call-overload]
         pre_svd = self.network.pre_svd
         self.layers = [] if pre_svd is None else [self.module.get_submodule(pre_svd)]

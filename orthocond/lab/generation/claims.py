@@ -76,6 +76,7 @@ _CONTROLS = (
     ),
 )
 
+
 def _harmless(method: GanMethod) -> Contrast:
     one, other = _arm("", method), _arm("", _NONE)
     claim = "the treatment does not harm the images"
