@@ -196,8 +196,8 @@ def test_fewer_seeds_may_be_asked_for_and_no_training_is_planned_twice():
 @pytest.mark.parametrize(
     ("only", "count"),
     [
-        (["whitening small"], 4),  # SVD, BN, BN with more steps, with 1.55 times the steps
-        ("whitening", 7),
+        (["whitening small"], 5),  # SVD, BN, BN with more steps, with 1.55 times the steps, SVD in all layers
+        ("whitening", 8),
         (["nog ow"], 6),  # SVD, NOG + OW and NOG + OW + OLR at both scales, but not "NOG lowers the error"
         (["Newton", "Stiefel"], 5),
     ],
@@ -282,7 +282,7 @@ def test_all_claims_from_made_up_trainings(tmp_path):
     assert verdicts["NOG − SVD", "laptop"] == "holds"
     assert verdicts["NOG + OW − SVD", "laptop"] == "equivalent within the margin"
     assert verdicts["OLR − steps shortened at random", "laptop"] == "equivalent within the margin"
-    assert len(verdicts) == len(content["contrasts"]) == 33
+    assert len(verdicts) == len(content["contrasts"]) == 34
     seeds = {row["contrast"]: len(row["measures"]["error"]["seeds"]) for row in content["contrasts"]}
     assert seeds["(OW, MOW − SVD) with Taylor − with the exact gradient, ε 1e-5"] == 3
     assert seeds["Stiefel steps of the stem − SVD"] == 5
@@ -298,6 +298,7 @@ def test_arms_differ_in_what_they_are_named_after():
     assert (short.name, short.stem_lr) == ("short", olr.stem_lr)
     assert arms["SVD, stem rate x0.1"].method.stem_lr == pytest.approx(0.1 * olr.stem_lr)
     assert arms["NS, 20 steps"].method.solver == "ns20"
+    assert replace(arms["SVD in all layers, groups of 16"].model, whiten_all=None) == plain.model
     assert arms["Muon of the inner layers"].method.nog_of == "update"
     longer, longest = (arms[f"BN with {how} steps"].schedule for how in ("more", "1.55 times the"))
     assert (longer.steps, longer.epochs, longest.steps, longest.epochs) == (1040, 6, 1238, 7)

@@ -145,6 +145,11 @@ CONTRASTS: tuple[Contrast, ...] = (
             ("stiefel", "Stiefel steps of the stem"),
         )
     ),
+    _against(
+        _arm("SVD in all layers, groups of 16", _method("svd"), whiten_all=16),
+        "whitening all layers lowers the error",
+        seeds=_FIVE,
+    ),
 )
 
 _CONDITIONING = (
