@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -284,6 +285,10 @@ def test_time_limits(time, expected):
         ({"gpu": 1}, "has no setting 'gpu'. Did you mean 'gpus'"),
         ({"nodes": 0}, "nodes needs at least 1; got 0"),
         ({"cpus": "eight"}, "cpus"),
+        ({"memory": "lots"}, "memory"),
+        ({"time": "1", "grace": 120}, "grace needs fewer seconds than the time limit has, 60; got 120"),
+        ({"options": {"cpus_per_task": 3}}, "'cpus-per-task': that is the setting cpus"),
+        ({"options": {"requeue": False}}, "'requeue', which is set"),
     ],
 )
 def test_settings_are_checked(values, words):
@@ -312,9 +317,21 @@ def test_options_go_before_the_file(tmp_path, cloud, monkeypatch, capsys):
     assert "Did you mean 'partition'" in capsys.readouterr().err
 
 
-def test_options_of_a_cluster_need_one(capsys):
-    assert main(["table", "gcp", "--gpus", "1"]) == 2
-    assert "--gpus is for a cluster: add --executor slurm" in capsys.readouterr().err
+def test_options_of_a_file_are_a_table(tmp_path, cloud, capsys):
+    file = tmp_path / "cluster.toml"
+    file.write_text('options = "account=lab"\n')
+    for more in ([], ["--option", "qos=high"]):
+        assert main(["table", "gcp", "--executor", "slurm", "--cluster", str(file), *more]) == 2
+        assert re.search(rf"{file}: .*options", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("words", [["--gpus", "1"], ["--on-interrupt", "cancel"], ["--option", "account=lab"]])
+def test_options_of_a_cluster_need_one(capsys, words):
+    assert main(["table", "gcp", *words]) == 2
+    assert f"{words[0]} is for a cluster: add --executor slurm" in capsys.readouterr().err
+    if words[0] != "--on-interrupt":
+        assert main(["table", "gcp", "--status", *words]) == 2
+        assert f"{words[0]} is nothing that --status can use" in capsys.readouterr().err
 
 
 def test_without_slurm_it_says_so(capsys, monkeypatch, tmp_path):
@@ -367,7 +384,10 @@ def test_where_trainings_stand(tmp_path, cloud):
     cloud.queue = {"1_0": "NODE_FAIL"}
     _finish(runs[1], "failed", 7, "OSError: disk full")
     (runs[1].path / LOG).write_text("disk full")
-    first, second, *_ = standings(CONFIGS, tmp_path)
+    (runs[2].path / "status.json").write_text("{")
+    first, second, third = standings(CONFIGS, tmp_path)
+    assert (third.state, third.run) == ("failed", runs[2].path)
+    assert f"{runs[2].path / 'status.json'} is damaged" in third.note
     assert (first.state, first.note) == ("lost", "node_fail; the same command goes on")
     assert (second.state, second.note) == ("failed", f"OSError: disk full; log: {runs[1].path / LOG}")
 

@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 from processes import in_two_processes
 
+from orthocond.cli.runs import last_run_with
+from orthocond.lab.config import change
+from orthocond.lab.presets import preset
 from orthocond.lab.runs import Guard, Run, capture_rng, ranks, restore_rng
 from orthocond.lab.runs.packing import from_bytes, to_bytes
 
@@ -76,6 +79,16 @@ def check_errors(rank, run):
     Run.open("runs/00000-tiny")
 
 
+def check_finding(rank, run):
+    """The first process opens all runs of the folder, while the other one waits for the path that it finds."""
+    config = preset("dbn-sprites-small")
+    assert last_run_with(config, "runs") is None
+    mine = Run.create("runs", "mine", config)
+    Run.create("runs", "other", change(config, {"seed": 7}))
+    found = last_run_with(config, "runs")
+    assert everywhere([str(found.path), found.config == mine.config]) == [["runs/00001-mine", True]] * 2
+
+
 def check_guard(rank, run):
     with Guard(run) as guard:
         for step in range(5):
@@ -97,7 +110,7 @@ def worker(rank, folder):
     try:
         run = Run.create("runs", "tiny", {"lr": 0.1})
         assert run.config == {"lr": 0.1}
-        for check in (check_files, check_random_numbers, check_damage, check_errors, check_guard):
+        for check in (check_files, check_random_numbers, check_damage, check_errors, check_finding, check_guard):
             check(rank, run)
     finally:
         dist.destroy_process_group()

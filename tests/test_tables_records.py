@@ -84,6 +84,15 @@ def test_a_damaged_run_is_named_and_the_others_go_on(tmp_path, name):
     assert (list(found), kept) == ([configs[1]], {})
 
 
+def test_a_finished_run_whose_metrics_were_cut_off_is_named(tmp_path):
+    config = _config("ow", 0)
+    run = _train(tmp_path / "runs", config)
+    file = run.path / "metrics.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.warns(RuntimeWarning, match=rf"A run was left out: {file} has lost its end: .* delete the run's"):
+        assert records.gather([config], tmp_path / "runs", tmp_path / "out") == ({}, {})
+
+
 @pytest.mark.parametrize(
     "content",
     [

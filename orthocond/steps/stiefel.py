@@ -1,7 +1,7 @@
 """Steps on the Stiefel manifold: a weight that stays orthogonal, moved by an orthogonal step."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from orthocond.matrix.decompose import check_finite, eigh
 from orthocond.matrix.polar_factor import GramPolar, polar_method
 
 _FLOAT32_WORK = 2**20  # multiplications from which the direction is computed in float32
-_FEW_ROWS = 64  # of a tangent whose polar factor is computed in float64 at once: its condition is rarely below 8
 _NEAR = 0.1  # squared singular values from which a matrix counts as near the manifold
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 
@@ -143,7 +142,7 @@ class Stiefel:
         w = _work(weight)
         gain = self._gain(w)
         eta = lr[..., None, None].to(w) if isinstance(lr, Tensor) else lr
-        moved = (self._polar(tangent, weight.dtype) * (-gain * self.scale * eta)).add_(w)
+        moved = w - (gain * self.scale * eta) * self._polar(tangent, weight.dtype)
         return self._nearest_of(moved, gain).to(weight.dtype)
 
     def _nearest_of(self, moved: Tensor, gain: float | Tensor) -> Tensor:
@@ -163,17 +162,14 @@ class Stiefel:
                 values, vectors = eigh(gram)
                 if bool((values > _NEAR).all()):
                     change = vectors * (values.rsqrt() - 1).unsqueeze(-2) @ vectors.mT
-                    nearest = (change.to(wide.dtype) @ wide).add_(wide)
+                    nearest = wide + change.to(wide.dtype) @ wide
                     return nearest if wide is moved else nearest.mT
         return gain * polar(moved, method=GramPolar(precision="float64"))
 
     def _polar(self, matrices: Tensor, dtype: torch.dtype) -> Tensor:
         """Polar factors, in which singular values of the size of the rounding of ``dtype`` are no directions."""
         rank_tol = 2 * torch.finfo(dtype).eps if self.method in ("gram", "svd") else None
-        method = polar_method(self.method, rank_tol)
-        if isinstance(method, GramPolar) and min(matrices.shape[-2:]) <= _FEW_ROWS:
-            method = replace(method, precision="float64")
-        return polar(matrices, method=method)
+        return polar(matrices, method=polar_method(self.method, rank_tol))
 
     def _gain(self, weight: Tensor) -> float | Tensor:
         """The scale g ``(*, 1, 1)`` of the weight on the manifold."""

@@ -1,9 +1,9 @@
 """What a training asks of a cluster."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from orthocond.lab.config import STRICT, Count, CountOrZero, Text
@@ -38,6 +38,21 @@ def _checked(time: str) -> str:
     return time
 
 
+_OWN = {
+    "partition": "partition",
+    "time": "time",
+    "nodes": "nodes",
+    "gpus": "gpus",
+    "gpus-per-node": "gpus",
+    "cpus-per-task": "cpus",
+    "mem": "memory",
+    "array": "array_size",
+    "signal": "grace",
+}
+"""The setting for an option of sbatch that has one."""
+_NEEDED = ("ntasks-per-node", "requeue", "no-requeue")
+
+
 @dataclass(frozen=True, config=STRICT)
 class Cluster:
     """What each training asks of Slurm; options of the command line, or a TOML file with these names.
@@ -66,11 +81,24 @@ class Cluster:
     gpus: CountOrZero = 0
     nodes: Count = 1
     cpus: Count = 1
-    memory: Text | None = None
+    memory: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
     array_size: Count = 500
     grace: Count = 120
     setup: tuple[Text, ...] = ()
     options: dict[Text, str | int | bool] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.grace >= 60 * minutes(self.time):
+            raise ValueError(
+                f"grace needs fewer seconds than the time limit has, {60 * minutes(self.time)}; got {self.grace}."
+            )
+        for name in (name.replace("_", "-") for name in self.options):
+            if name in _OWN:
+                raise ValueError(f"options needs other names than {name!r}: that is the setting {_OWN[name]}.")
+            if name in _NEEDED:
+                raise ValueError(f"options needs other names than {name!r}, which is set: trainings rely on it.")
+        return self
 
     @property
     def processes(self) -> int:

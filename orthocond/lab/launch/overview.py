@@ -55,10 +55,13 @@ def standings(configs: Sequence[Config], root: str | PathLike[str], kept: Contai
     known = states(job.id for job in jobs.values())
     result = []
     for config in configs:
-        if config in runs:
-            result.append(_standing(name_of(config), runs[config], jobs.get(config), known))
-        else:
+        if config not in runs:
             result.append(Standing(name_of(config), "kept" if config in kept else "missing"))
+            continue
+        try:
+            result.append(_standing(name_of(config), runs[config], jobs.get(config), known))
+        except ValueError as error:  # a damaged file, which the text names
+            result.append(Standing(name_of(config), "failed", note=str(error), run=runs[config].path))
     return result
 
 

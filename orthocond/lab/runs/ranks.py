@@ -17,17 +17,27 @@ def world_size() -> int:
     return dist.get_world_size() if _several() else 1
 
 
+_acting = False  # whether this process is in an action of `from_rank_0`, for whose end all others wait
+
+
 def from_rank_0(action: Callable[[], bytes]) -> bytes:
-    """What ``action`` returns on rank 0, on every rank; its error, too, so that no rank waits for one that stopped."""
-    if not _several():
+    """What ``action`` returns on rank 0, on every rank; its error, too, so that no rank waits for one that stopped.
+
+    An action may call functions that call this again: they then act alone.
+    """
+    global _acting
+    if _acting or not _several():
         return action()
     error: Exception | None = None
     message = b""
     if rank() == 0:
+        _acting = True
         try:
             message = b"+" + action()
         except Exception as e:
             error, message = e, b"-" + f"{type(e).__name__}: {e}".encode()
+        finally:
+            _acting = False
     size = torch.tensor([len(message)], device=_device())
     dist.broadcast(size, 0)
     data = _as_tensor(message, int(size)).to(_device())

@@ -400,13 +400,14 @@ def _others(content: Mapping[str, Any], measures: Sequence[Measure]) -> str:
     head = ["contrast", "scale"]
     for measure in measures:
         head += [f"{measure.title} [95 %]", "p (Holm)"]
-    rows: dict[tuple[str, str], list[str]] = {}  # a contrast that settles two claims has one line
+    rows: dict[tuple[str, ...], list[str]] = {}  # a contrast that settles two claims has one line
     for row in content["contrasts"]:
-        line = rows.setdefault((row["contrast"], row["setting"].partition(" (")[0]), [])
-        for measure in measures[len(line) // 2 :]:
+        line = [row["contrast"], row["setting"].partition(" (")[0]]
+        for measure in measures:
             found = row["measures"][measure.name]["difference"]
             line += [interval(found, digits=_digits(measure)), p_value((found or {}).get("p_holm"))]
-    return grid(head, [[*names, *line] for names, line in rows.items()])
+        rows.setdefault(tuple(line[:2]), line)
+    return grid(head, list(rows.values()))
 
 
 def _arm_grid(content: Mapping[str, Any], measures: Sequence[Measure]) -> str:

@@ -16,6 +16,7 @@ from orthocond.lab.presets import read_config
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import locked, remove_temporaries, write_atomically
 from orthocond.lab.runs.finding import find_runs
+from orthocond.lab.runs.folder import METRICS
 from orthocond.lab.runs.metrics import from_json_safe, json_safe
 from orthocond.lab.task import EVALUATION
 
@@ -75,6 +76,11 @@ def read_run(run: Run, config: Config) -> Record:
     for line, timing in zip(lines, run.times(), strict=False):  # a process may be writing the last one
         line |= {key: value for key, value in timing.items() if key not in ("step", "seconds")}
     status = run.status
+    if status.state == "finished" and not (lines and lines[-1].get("finished")):
+        raise ValueError(
+            f"{run.path / METRICS} has lost its end: the run finished at step {status.step}. Restore the file, or "
+            "delete the run's folder, so that it is trained again."
+        )
     stopped = status.message if status.state == "diverged" else None
     metrics = [_rounded(line) for line in lines]
     record = Record(run.path.name, config, metrics, stopped, _read_evaluation(run.path / EVALUATION), run.path)
