@@ -92,6 +92,27 @@ def test_the_tangent_is_the_projection_of_the_gradient(shape):
     torch.testing.assert_close((vectors * (m - t)).sum((-2, -1)), torch.zeros(100).double(), atol=1e-11, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(8, 8), (6, 16), (16, 6), (64, 576), (1, 9), (30, 3072)])
+def test_a_gradient_normal_to_the_manifold_is_no_step(shape, dtype):
+    """Its part along the manifold is rounding, which must not become a step of full length."""
+    weight = nn.Parameter(torch.randn(shape, dtype=torch.float64).to(dtype))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    treat(weight, optimizer, manifold=Stiefel(momentum=0.0))
+    before = weight.detach().clone()
+    normal = torch.randn(min(shape), min(shape), dtype=dtype)
+    normal = normal + normal.mT
+    weight.grad = normal @ before if shape[0] <= shape[1] else before @ normal
+    optimizer.step()
+    # In float64 the first weight has the errors of a polar factor, its squared condition times the machine epsilon.
+    atol = 5e-7 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(weight.detach(), before, atol=atol, rtol=0)
+    along = tangent_vectors(before, 1)[0] if shape != (1, 9) else before.roll(1)
+    weight.grad += 1e-3 * along
+    optimizer.step()
+    assert torch.linalg.matrix_norm(weight.detach() - before, 2) > 0.05
+
+
 @pytest.mark.parametrize("shape", [s for name, s in SHAPES.items() if name not in ("row", "column")])
 def test_no_tangent_step_of_the_same_spectral_norm_falls_faster(shape):
     q, gradient = haar(*shape), torch.randn(shape, dtype=torch.float64)

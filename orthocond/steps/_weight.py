@@ -167,8 +167,10 @@ class Weight:
         if self.spectra and self.spectra[-1][0] == self.steps:
             return  # the hook was called twice for this step, and the gradient is orthogonal by now
         g = gradient.double()
+        size = g.abs().amax((-2, -1), keepdim=True)  # by which its squares neither overflow nor vanish
+        g = g / torch.where(size > 0, size, 1)
         gram = g.mT @ g if g.shape[-2] > g.shape[-1] else g @ g.mT
-        self.spectra.append((self.steps, torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(-1)))
+        self.spectra.append((self.steps, torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().flip(-1) * size[..., 0]))
 
     def release(self) -> None:
         """Free what was kept during the step, and count it."""

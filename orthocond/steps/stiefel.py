@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from orthocond._checks import at_least_float32, check_choice, without_autocast
+from orthocond._checks import at_least_float32, check_choice, check_floating, without_autocast
 from orthocond._layers import check_full_rank
 from orthocond.matrix import polar
 from orthocond.matrix.decompose import check_finite, eigh
@@ -39,6 +39,9 @@ class Stiefel:
     direction by more than arctan η in a step, whatever the size of the gradient, and other weights not much more.
     Values of 0.01 to 0.1 are typical, where Adam has 1e-3: give the weight its own parameter group, or set ``scale``. A
     learning rate schedule works as usual.
+
+    A gradient that is normal to the manifold gives no step: T is 0 where its entries are no more than
+    :math:`\varepsilon^{3/4}` of the largest of M, with :math:`\varepsilon` the rounding of the weight's dtype.
 
     The optimizer's own update of the weight is replaced: its momentum, its scaling of entries and its weight decay have
     no effect on this weight. M is stored unprojected and projected at each step, which is how it is transported along
@@ -103,7 +106,7 @@ class Stiefel:
         Raises:
             ValueError: If a weight does not have full rank, so that the nearest one is not unique.
         """
-        w = weight.double()
+        w = check_floating(weight, "Stiefel").double()
         q = self._polar(w, weight.dtype)
         check_full_rank(q, "Stiefel")
         return (self._gain(w) * q).to(weight.dtype)
@@ -117,16 +120,19 @@ class Stiefel:
 
         Returns:
             A tensor of the same shape, in the precision of the work. The components of the gradients that would change
-            the singular values of the weight are missing.
+            the singular values of the weight are missing. It is 0 where it would be no more than their rounding.
         """
         w, m = _work(weight), _work(average)
         twice = 2 * self._gain(w) ** 2  # divides the small products: the weight is g times Q
         with without_autocast(w):
             if w.shape[-2] <= w.shape[-1]:
                 product = m @ w.mT
-                return m - (product + product.mT) / twice @ w
-            product = w.mT @ m
-            return m - w @ ((product + product.mT) / twice)
+                tangent = m - (product + product.mT) / twice @ w
+            else:
+                product = w.mT @ m
+                tangent = m - w @ ((product + product.mT) / twice)
+        noise = torch.finfo(weight.dtype).eps ** 0.75 * _largest(m)
+        return torch.where(_largest(tangent) <= noise, 0, tangent)  # not so with NaN, which is told later
 
     def step(self, weight: Tensor, tangent: Tensor, lr: float | Tensor) -> Tensor:
         """Return the weights after a step of length ``lr`` against the polar factors of tangents.
@@ -176,6 +182,10 @@ class Stiefel:
         if self.gain is not None:
             return self.gain
         return (weight.square().sum((-2, -1), keepdim=True) / min(weight.shape[-2:])).sqrt()
+
+
+def _largest(matrices: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(matrices.detach(), math.inf, (-2, -1), keepdim=True)
 
 
 def _work(matrices: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ _FACE_MEASURES = (
     Measure("fid", "FID", "frechet.value"),
 )
 _SETTING: dict[Scale, str] = {
-    "workstation": "workstation (half an hour for faces, minutes for sprites)",
+    "workstation": "workstation (20 to 35 minutes for faces, minutes for sprites)",
     "laptop": "laptop (minutes)",
     "paper": "the scale of the paper",
 }
@@ -146,8 +146,8 @@ TABLES: tuple[Table, ...] = (
     Claims(
         "gan-faces",
         "The claims on GANs of faces",
-        "Each claim with the contrasts that settle it: the vanilla GAN on CelebA and EigenGAN on AnimeFace, 32x32, "
-        "whose factors are not known.",
+        "Each claim with the contrasts that settle it: the vanilla GAN on CelebA and EigenGAN on AnimeFace, whose "
+        "factors are not known.",
         (
             *_faces("gan-celeba", "CelebA", "axes", _NONE, margin=3.0),
             *_faces("eigengan-animeface", "EigenGAN, AnimeFace", "own", GanMethod("ol"), margin=5.0),
@@ -157,7 +157,7 @@ TABLES: tuple[Table, ...] = (
         (),
         (
             "The margins of the Fréchet distance, 3 for CelebA and 5 for AnimeFace, are the distances between two sets "
-            "of real images.",
+            "of real images of 32x32.",
             "VP is the accuracy with which a network tells from two images along which direction the latent was moved, "
             "along the axes of the vanilla GAN and EigenGAN's own directions, or the joint ones of either. log10 κ(W) "
             "is that of the weight that meets the latents, the median of the last quarter of a training; of EigenGAN's "
