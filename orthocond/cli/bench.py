@@ -33,8 +33,8 @@ def bench(
     Args:
         preset: The preset whose network is timed.
         scale: The size of the network and its images: `laptop`, `workstation` or `paper`.
-        methods: Which methods to time; by default all.
-        repeats: How often networks are created and timed.
+        methods: Which methods to time; by default those of the paper.
+        repeats: How often networks are created and timed; with fewer than 6, the interval is that of all ratios.
         batch_size: Images per step; by default as in the preset.
         device: Device that must be used, such as cuda or cpu; it is an error if torch uses another one.
         out: JSON file for the numbers.
@@ -58,7 +58,7 @@ def bench(
 
         found = lab.bench(task_of(config), config, methods, repeats=repeats, batch_size=batch_size, progress=progress)
     rows = {name: asdict(cost) for name, cost in found.items()}
-    _print(rows, task_of(config).baselines)
+    _print(rows, task_of(config).baselines, "95 %" if repeats >= 6 else "all ratios")
     if out is not None:
         images = batch_size or config.schedule.batch_size
         values = {"preset": preset, "scale": scale, "batch_size": images, "repeats": repeats, "device": device}
@@ -67,11 +67,11 @@ def bench(
         print(f"Written to {out}")
 
 
-def _print(rows: dict[str, dict[str, Any]], baselines: tuple[str, ...]) -> None:
+def _print(rows: dict[str, dict[str, Any]], baselines: tuple[str, ...], interval: str) -> None:
     first, *others = baselines
     parts = list(rows[first]["parts"])
     head = "".join(f"{part:>14s}" for part in (*parts, "total", f"/ {first}"))
-    print(f"\n{'ms':14s}{head}  {'95 %':16s}" + "".join(f"{f'/ {other}':>8s}" for other in others) + "   by optimizer")
+    print(f"\n{'ms':14s}{head}  {interval:16s}" + "".join(f"{f'/ {other}':>8s}" for other in others) + "   by optimizer")
     for name, row in rows.items():
         numbers = "".join(f"{row['parts'][part]:14.2f}" for part in parts)
         ratios = "".join(f"{row['total'] / rows[other]['total']:8.2f}" for other in others)

@@ -105,7 +105,7 @@ class Pipeline:
         if self.batch_size % self.world_size:
             raise ValueError(
                 f"Pipeline(batch_size=...) counts the images of all processes and needs a multiple of "
-                f"world_size={self.world_size}; got {self.batch_size}."
+                f"world_size={self.world_size}; got {self.batch_size}. (The command line has --schedule.batch-size.)"
             )
         if not np.all(np.asarray(self.std) > 0):
             raise ValueError(f"Pipeline(std=...) needs numbers above 0; got {self.std!r}.")
