@@ -71,7 +71,9 @@ def _print(rows: dict[str, dict[str, Any]], baselines: tuple[str, ...], interval
     first, *others = baselines
     parts = list(rows[first]["parts"])
     head = "".join(f"{part:>14s}" for part in (*parts, "total", f"/ {first}"))
-    print(f"\n{'ms':14s}{head}  {interval:16s}" + "".join(f"{f'/ {other}':>8s}" for other in others) + "   by optimizer")
+    print(
+        f"\n{'ms':14s}{head}  {interval:16s}" + "".join(f"{f'/ {other}':>8s}" for other in others) + "   by optimizer"
+    )
     for name, row in rows.items():
         numbers = "".join(f"{row['parts'][part]:14.2f}" for part in parts)
         ratios = "".join(f"{row['total'] / rows[other]['total']:8.2f}" for other in others)
