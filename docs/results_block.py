@@ -44,6 +44,19 @@ _SHOWN = (
             "joint of no treatment − axes of OroJaR": "… better than the rival OroJaR does in training",
         },
     ),
+    (
+        "gan-faces",
+        "κ of the first projection, CelebA",
+        {"CelebA: NOG + OLR (exact η) − no treatment": "NOG + OLR improve the condition of a GAN of faces"},
+    ),
+    (
+        "gan-faces",
+        "VP of CelebA, points",
+        {
+            "CelebA: axes of NOG + OLR (exact η) − axes of no treatment": "… and make its directions more predictable",
+            "CelebA: joint of no treatment − axes of no treatment": "beyond it: joint directions are, after training",
+        },
+    ),
 )
 
 
@@ -60,7 +73,7 @@ def block() -> str:
 def _cells(row: dict[str, Any]) -> str:
     cell = row["measures"][row["measure"]]
     seeds = f"{len(cell['seeds'])} of {row['planned']}"
-    return f"{_interval(cell['difference'], ratio=row['measure'] == 'range')} | {seeds} | {row['verdict']}"
+    return f"{_interval(cell['difference'], ratio=row['measure'] in ('range', 'condition'))} | {seeds} | {row['verdict']}"
 
 
 def _interval(found: dict[str, Any] | None, *, ratio: bool) -> str:
