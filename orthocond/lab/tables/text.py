@@ -101,13 +101,13 @@ def spread(cell: dict[str, Any] | None, digits: int = 2) -> str:
 
 
 def lowered(title: str) -> str:
-    """A title within a sentence; abbreviations stay.
+    """A title within a sentence; abbreviations and Fréchet's name stay.
 
     Example:
-        >>> lowered("Test error"), lowered("DCI disentanglement")
-        ('test error', 'DCI disentanglement')
+        >>> lowered("Test error"), lowered("DCI disentanglement"), lowered("Fréchet distance")
+        ('test error', 'DCI disentanglement', 'Fréchet distance')
     """
-    return title if title[:2].isupper() else title[0].lower() + title[1:]
+    return title if title[:2].isupper() or title.startswith("Fréchet") else title[0].lower() + title[1:]
 
 
 def p_value(value: float | None) -> str:
