@@ -73,7 +73,8 @@ def block() -> str:
 def _cells(row: dict[str, Any]) -> str:
     cell = row["measures"][row["measure"]]
     seeds = f"{len(cell['seeds'])} of {row['planned']}"
-    return f"{_interval(cell['difference'], ratio=row['measure'] in ('range', 'condition'))} | {seeds} | {row['verdict']}"
+    difference = _interval(cell["difference"], ratio=row["measure"] in ("range", "condition"))
+    return f"{difference} | {seeds} | {row['verdict']}"
 
 
 def _interval(found: dict[str, Any] | None, *, ratio: bool) -> str:
