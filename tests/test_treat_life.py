@@ -168,6 +168,17 @@ def test_remove_takes_everything_back():
     handle.remove()
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_spectra_of_huge_and_tiny_gradients(size):
+    weight = torch.nn.Parameter(torch.eye(3, 5, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    handle = treat(weight, optimizer, gradient=NOG, spectrum_every=1)
+    weight.grad = size * torch.diag(torch.tensor([3.0, 2.0, 1.0, 0, 0]).double())[:3]
+    optimizer.step()
+    expected = size * torch.tensor([[3.0, 2.0, 1.0]]).double()
+    torch.testing.assert_close(handle.statistics[0].spectra[0] / size, expected / size)
+
+
 def test_statistics():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)

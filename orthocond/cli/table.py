@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,12 +106,12 @@ def table(
     except ValueError as error:
         raise UsageError(str(error)) from error
     what: dict[str, Any] = {"scale": scale, "seeds": seeds, "runs": runs, "out": out, "only": only}
+    if status:
+        return _show_status(lambda: tables.status(name, **what), quiet)
+    if cancel:
+        return _cancel(tables.status(name, **what))
     asked: dict[str, Any] = {"partition": partition, "time": time, "gpus": gpus, "nodes": nodes, "cpus": cpus}
     asked |= {"memory": memory, "array_size": array_size, "options": dict(_pair(text) for text in option) or None}
-    if status or cancel:
-        _refuse({"cluster": cluster} | asked, f"nothing that --{'status' if status else 'cancel'} can use")
-        read = partial(tables.status, name, **what)
-        return _show_status(read, quiet) if status else _cancel(read())
     where = _executor(executor, cluster, asked, jobs, on_interrupt)
     root = None if data_root is None else str(data_root)
     missing = tables.plan(name, **what) if train else []
@@ -140,8 +139,10 @@ def _executor(
 ) -> "Executor | None":
     """The executor that was asked for; None for this machine."""
     if kind == "local":
-        changed = {"cluster": file, "on_interrupt": None if on_interrupt == "leave" else on_interrupt}
-        _refuse(changed | asked, "for a cluster: add --executor slurm")
+        changed = {"cluster": file, "on_interrupt": None if on_interrupt == "leave" else on_interrupt} | asked
+        for name in (name for name, value in changed.items() if value is not None):
+            option = name.replace("options", "option").replace("_", "-")
+            raise UsageError(f"--{option} is for a cluster: add --executor slurm.")
         return None
     from orthocond.lab.launch import Cluster, Slurm
 
@@ -154,13 +155,6 @@ def _executor(
         return Slurm(from_json(Cluster, values | given), jobs=jobs, on_interrupt=on_interrupt)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{f'{file}: ' if file is not None else ''}{error}") from error
-
-
-def _refuse(asked: dict[str, Any], why: str) -> None:
-    """Raise an error that names the first option that was given."""
-    for name, value in asked.items():
-        if value is not None:
-            raise UsageError(f"--{name.replace('options', 'option').replace('_', '-')} is {why}.")
 
 
 def _show_status(read: Any, quiet: bool) -> int:

@@ -38,6 +38,12 @@ def _checked(time: str) -> str:
     return time
 
 
+def _size(memory: str) -> str:
+    if re.fullmatch(r"\d+[KMGT]?B?", memory.upper()) is None:
+        raise ValueError(f"memory needs a number with or without K, M, G or T, such as 32G; got {memory!r}.")
+    return memory
+
+
 _OWN = {
     "partition": "partition",
     "time": "time",
@@ -81,7 +87,7 @@ class Cluster:
     gpus: CountOrZero = 0
     nodes: Count = 1
     cpus: Count = 1
-    memory: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None
+    memory: Annotated[str, AfterValidator(_size)] | None = None
     array_size: Count = 500
     grace: Count = 120
     setup: tuple[Text, ...] = ()
