@@ -135,7 +135,8 @@ class Weight:
         """The average gradient as matrices, once the present gradient is part of it; kept until the step is made."""
         gradient = self._dense_gradient() if scale is None else self._dense_gradient() / scale
         average: Any = state.get(MOMENTUM)
-        self.average = torch.lerp(torch.zeros_like(gradient) if average is None else average, gradient, 1 - momentum)
+        before = torch.zeros_like(gradient) if average is None else average.to(gradient.dtype)  # loading casts it
+        self.average = torch.lerp(before, gradient, 1 - momentum)
         return self._matrices(self.average)
 
     def matrices_before(self) -> Tensor:

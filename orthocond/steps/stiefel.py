@@ -9,11 +9,11 @@ from torch import Tensor
 from orthocond._checks import at_least_float32, check_choice, check_floating, without_autocast
 from orthocond._layers import check_full_rank
 from orthocond.matrix import polar
-from orthocond.matrix.decompose import check_finite, eigh
+from orthocond.matrix.decompose import eigh
 from orthocond.matrix.polar_factor import GramPolar, polar_method
 
 _FLOAT32_WORK = 2**20  # multiplications from which the direction is computed in float32
-_NEAR = 0.1  # squared singular values from which a matrix counts as near the manifold
+_NEAR = 0.1  # squared singular values from which, and up to whose inverse, a matrix counts as near the manifold
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 
 
@@ -40,8 +40,10 @@ class Stiefel:
     Values of 0.01 to 0.1 are typical, where Adam has 1e-3: give the weight its own parameter group, or set ``scale``. A
     learning rate schedule works as usual.
 
-    A gradient that is normal to the manifold gives no step: T is 0 where its entries are no more than
-    :math:`\varepsilon^{3/4}` of the largest of M, with :math:`\varepsilon` the rounding of the weight's dtype.
+    A gradient that is normal to the manifold gives no step: T is 0 where its Frobenius norm is no more than
+    :math:`\varepsilon^{3/4}` of that of M, with :math:`\varepsilon` the rounding of the weight's dtype. Directions of T
+    whose singular value is at most :math:`2 \varepsilon` of its largest one give none either. Where T is much smaller
+    than M, rounding of M can exceed that: a null direction of T then takes a step along noise.
 
     The optimizer's own update of the weight is replaced: its momentum, its scaling of entries and its weight decay have
     no effect on this weight. M is stored unprojected and projected at each step, which is how it is transported along
@@ -52,7 +54,8 @@ class Stiefel:
     Args:
         momentum: β, the fraction of the average that is kept; 0 uses each gradient alone.
         scale: Factor of the learning rate.
-        gain: g, the scale of the weight; None keeps the scale that it has, the root mean square of its singular values.
+        gain: g, the scale of the weight; None keeps the scale that it has, the root mean square of its singular values,
+            which is measured at each step.
         method: How `polar` computes the factors: ``"gram"``, ``"svd"``, ``"newton-schulz"`` or ``"polar-express"``.
 
     Raises:
@@ -104,10 +107,12 @@ class Stiefel:
             A tensor of the same shape, dtype and device.
 
         Raises:
-            ValueError: If a weight does not have full rank, so that the nearest one is not unique.
+            ValueError: If a weight does not have full rank, so that the nearest one is not unique, or has no entries.
         """
         w = check_floating(weight, "Stiefel").double()
-        q = self._polar(w, weight.dtype)
+        if w.numel() == 0:
+            raise ValueError(f"Stiefel needs a weight with entries; got matrices of shape {tuple(w.shape)}.")
+        q = self._polar(w, at_least_float32(weight.dtype))  # it is exact, whatever was rounded before
         check_full_rank(q, "Stiefel")
         return (self._gain(w) * q).to(weight.dtype)
 
@@ -122,7 +127,8 @@ class Stiefel:
             A tensor of the same shape, in the precision of the work. The components of the gradients that would change
             the singular values of the weight are missing. It is 0 where it would be no more than their rounding.
         """
-        w, m = _work(weight), _work(average)
+        w = _work(weight)
+        m = average.to(w.dtype)
         twice = 2 * self._gain(w) ** 2  # divides the small products: the weight is g times Q
         with without_autocast(w):
             if w.shape[-2] <= w.shape[-1]:
@@ -131,15 +137,20 @@ class Stiefel:
             else:
                 product = w.mT @ m
                 tangent = m - w @ ((product + product.mT) / twice)
-        noise = torch.finfo(weight.dtype).eps ** 0.75 * _largest(m)
-        return torch.where(_largest(tangent) <= noise, 0, tangent)  # not so with NaN, which is told later
+        # Averages that decay for long end in numbers with few digits. Those of NaN are kept, and told later.
+        size = torch.linalg.vector_norm(m, math.inf, (-2, -1), keepdim=True)
+        vanished = size < torch.finfo(at_least_float32(average.dtype)).tiny
+        share = torch.linalg.matrix_norm(tangent / size, keepdim=True) / torch.linalg.matrix_norm(
+            m / size, keepdim=True
+        )
+        return torch.where(vanished | (share <= torch.finfo(weight.dtype).eps ** 0.75), 0, tangent)
 
-    def step(self, weight: Tensor, tangent: Tensor, lr: float | Tensor) -> Tensor:
-        """Return the weights after a step of length ``lr`` against the polar factors of tangents.
+    def step(self, weight: Tensor, average: Tensor, lr: float | Tensor) -> Tensor:
+        """Return the weights after a step of length ``lr`` against the polar factors of their tangents.
 
         Args:
             weight: Weights on the manifold ``(*, m, n)``.
-            tangent: What `tangent` returned for them.
+            average: Average gradients of the same shape, or what `tangent` returned for them.
             lr: The step length η, without ``scale``: a number or a tensor of the batch shape ``(*)``.
 
         Returns:
@@ -148,8 +159,8 @@ class Stiefel:
         w = _work(weight)
         gain = self._gain(w)
         eta = lr[..., None, None].to(w) if isinstance(lr, Tensor) else lr
-        moved = w - (gain * self.scale * eta) * self._polar(tangent, weight.dtype)
-        return self._nearest_of(moved, gain).to(weight.dtype)
+        direction = self._polar(self.tangent(weight, average), weight.dtype)
+        return self._nearest_of(w - (gain * self.scale * eta) * direction, gain).to(weight.dtype)
 
     def _nearest_of(self, moved: Tensor, gain: float | Tensor) -> Tensor:
         """The weights nearest to matrices near the manifold; their errors are those of the weight's orthogonality.
@@ -163,10 +174,8 @@ class Stiefel:
             wide = moved if moved.shape[-2] <= moved.shape[-1] else moved.mT
             with without_autocast(moved):
                 x = wide.double()
-                gram = x @ x.mT / gain**2
-                check_finite(gram)
-                values, vectors = eigh(gram)
-                if bool((values > _NEAR).all()):
+                values, vectors = eigh(x @ x.mT / gain**2)
+                if bool(((values > _NEAR) & (values < 1 / _NEAR)).all()):
                     change = vectors * (values.rsqrt() - 1).unsqueeze(-2) @ vectors.mT
                     nearest = wide + change.to(wide.dtype) @ wide
                     return nearest if wide is moved else nearest.mT
@@ -182,10 +191,6 @@ class Stiefel:
         if self.gain is not None:
             return self.gain
         return (weight.square().sum((-2, -1), keepdim=True) / min(weight.shape[-2:])).sqrt()
-
-
-def _largest(matrices: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(matrices.detach(), math.inf, (-2, -1), keepdim=True)
 
 
 def _work(matrices: Tensor) -> Tensor:

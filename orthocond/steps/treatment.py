@@ -273,7 +273,7 @@ class Treatment:
     def _enter_manifold(self, manifold: Stiefel) -> None:
         """Put the weights on the manifold."""
         for w in self.weights:
-            if ".original" in w.name:
+            if ".parametrizations." in f".{w.name}":
                 raise ValueError(
                     f"treat(manifold=...) needs a plain weight; {w.name} is only the raw parameter of one. Take the "
                     "parametrization off with torch.nn.utils.parametrize.remove_parametrizations first."
@@ -370,17 +370,16 @@ class Treatment:
     ) -> None:
         for batch in batches(active):
             averages = [w.average_gradient(optimizer.state[w.parameter], manifold.momentum, scale) for w in batch]
-            weights = stack([w.matrices() for w in batch])
-            tangents = manifold.tangent(weights, stack(averages))
+            weights, gradients = stack([w.matrices() for w in batch]), stack(averages)
             lr = torch.stack([-w.lr_tensor() if w.maximize else w.lr_tensor() for w in batch])
             try:
-                after = manifold.step(weights, tangents, lr[:, None])
+                after = manifold.step(weights, gradients, lr[:, None])
             except ValueError as error:
                 _name_what_is_not_finite(error, batch, averages, "Stiefel")
                 raise
-            for w, tangent, matrices in zip(batch, tangents, after, strict=True):
+            for w, matrices, average in zip(batch, after, gradients, strict=True):
                 if self._spectrum_every and w.steps % self._spectrum_every == 0:
-                    w.record_spectrum(tangent)
+                    w.record_spectrum(manifold.tangent(w.matrices(), average))
                 w.after = matrices
 
     def _choose_rates_by_gradient(self, active: list[Weight], setting: OptimalLR, scale: Tensor | None) -> None:
