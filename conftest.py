@@ -1,6 +1,7 @@
 """Fixtures that tests and doctests share."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -30,6 +31,14 @@ def _quiet_machine():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     orthocond.solver_failures.reset()
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew():
+    """torch.compile keeps eight compilations of a wrapper that all modules share: each test begins with none."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 @pytest.fixture(autouse=True)

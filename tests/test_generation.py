@@ -336,8 +336,8 @@ def test_what_is_wrong_is_noted_and_shown(tmp_path, networks, text, number):
         return
     assert log.count(text) == 1  # not again at every line
     assert number in seen[-1]
+    assert number not in seen[20]  # a few steps may be chance, and initial weights draw nearly one image
     if networks == "dead_networks":
-        assert number not in seen[20]  # a few steps may be chance
         assert (last["cannot_tell"], last["real_logit"], last["fake_logit"]) == pytest.approx((1, 0, 0), abs=1e-4)
     else:
         assert last["sample_spread"] < 0.1

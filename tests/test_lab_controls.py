@@ -14,6 +14,7 @@ from orthocond.lab.experiments import train
 from orthocond.lab.generation.config import GanMethod
 from orthocond.lab.methods import scoped_layers, treat_steps
 from orthocond.lab.runs import Run
+from orthocond.steps import RandomLR
 
 SMALL = Model("convnet", depths=(1, 1), width=4, momentum=0.3)
 
@@ -69,7 +70,7 @@ def test_fixed_length_reaches_the_step():
 def test_short_shortens_as_often_as_said():
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    handle = treat_steps(Method("short", short=(0.7, 0.25)), [net["stem"]], optimizer, model=net)
+    handle = treat_steps(Method("short", short=(0.7, 0.25)), [net["stem"]], optimizer, model=net, seed=5)
     lengths = []
     for _ in range(200):
         before = net["stem"].weight.detach().clone()
@@ -79,6 +80,9 @@ def test_short_shortens_as_often_as_said():
     assert {round(length, 3) for length in lengths} == {0.25, 1.0}
     assert sum(length < 0.5 for length in lengths) / 200 == pytest.approx(0.7, abs=0.1)
     assert handle is not None
+    assert [length < 0.5 for length in lengths] == [
+        RandomLR(0.7, seed=5).fraction(0, step) < 0.5 for step in range(200)
+    ]
 
 
 @pytest.mark.parametrize("gradient", ["plain", "truncated", "top", "taylor", "pade"])

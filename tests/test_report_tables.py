@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -107,12 +108,49 @@ def test_a_table_of_the_wrong_kind_is_a_sentence_that_names_the_file(table, valu
 def test_claims_are_told_in_three_sentences_and_rows_without_numbers_are_folded(tmp_path):
     content = json.loads((RESULTS / "cifar10-claims" / "table.json").read_bytes())
     page = opened(RESULTS / "cifar10-claims", out=tmp_path / "r.html")
-    trained = sum(row["verdict"] != "not trained" for row in content["contrasts"])
-    assert f"Of {len(content['contrasts'])} contrasts" in page.text or "No contrast is settled yet" in page.text
-    assert f"{len(content['contrasts']) - trained} contrasts have not been trained" in page.text
+    count = Counter(row["verdict"] for row in content["contrasts"])
+    assert f"Of {len(content['contrasts'])} contrasts, by test error as trained (%), {count['holds']} hold" in page.text
+    assert f"{count['cannot tell']} cannot be told yet" in page.text
+    assert "These hold: OLR acts through orthogonality (OLR − SVD, stem rate x0.1: −0.56, small)" in page.text
+    assert page.text.count("whitening beats BN (SVD − BN: −2.13, small)") == 1
+    assert "These fail: whitening gains no more than its initial weight (BN + WI − SVD: +1.18, small)" in page.text
     assert "**" not in page.text
     assert "`" not in page.text
     assert f"orthocond table cifar10-claims --seeds {content['seeds']} --no-train" in page.text
+
+
+def test_what_is_not_trained_is_named_once(table):
+    content = json.loads((table / "table.json").read_bytes())
+    (experiment,) = content["experiments"]
+    nothing = {"seeds": [], "missing": [0, 1], "stopped": []}
+    other = experiment | {"label": "CIFAR-10", "rows": [row | nothing for row in experiment["rows"]]}
+    experiment["rows"][0] |= nothing
+    (table / "table.json").write_text(json.dumps(content | {"experiments": [other, experiment]}))
+    page = opened(table)
+    label = experiment["label"]
+    assert page.text.count("Not trained yet.") == 1
+    assert f"{label} Not trained yet: BN." in page.text
+    assert "CIFAR-10: not trained yet." in page.text
+    assert f"{label}: not trained yet: BN." in page.text
+    assert "seeds 0 and 1 are missing" not in page.text
+
+
+@pytest.mark.parametrize("scale", ["laptop", "workstation", "paper"])
+def test_commands_make_the_table_at_its_own_scale(table, scale):
+    content = json.loads((table / "table.json").read_bytes()) | {"scale": scale, "seeds": 3}
+    (table / "table.json").write_text(json.dumps(content))
+    where = "" if scale == "laptop" else f" --scale {scale}"
+    page = opened(table)
+    for seeds in (3, 6):
+        assert f"orthocond table cifar100-all{where} --seeds {seeds}" in page.text
+    assert ("orthocond table cifar100-all --seeds" in page.text) == (scale == "laptop")
+
+
+def test_a_table_of_times_is_made_again_at_its_own_scale(tmp_path):
+    content = json.loads((RESULTS / "time" / "table.json").read_bytes())
+    (tmp_path / "time-paper").mkdir()
+    (tmp_path / "time-paper" / "table.json").write_text(json.dumps(content | {"scale": "paper"}))
+    assert "orthocond table time --scale paper" in opened(tmp_path / "time-paper").text
 
 
 def test_grids_of_a_text_have_words_on_the_left_and_fold_empty_rows():

@@ -479,6 +479,7 @@ def test_times(tmp_path, monkeypatch):
     folder = _make(tmp_path, "time", train=True, progress=lambda *state: seen.append(state))
     assert seen == [(0, Progress(1, 2, {}))]
     lines = (folder / "table.md").read_text().splitlines()
+    assert lines[2].endswith("ours small ResNet, sprites, 16x16; the paper's ResNet-50, CIFAR-100, 32x32.")
     assert "| SVD + NOG | 44 | 97 | 1.01 | 10.0 | 20.0 | 5.0 | 35.0 | 1.09 |" in lines
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(before) == {"table.md", "table.json", "table.csv", "time.png", "time.svg"}

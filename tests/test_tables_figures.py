@@ -12,8 +12,8 @@ from orthocond.lab.classification import figures
 from orthocond.lab.classification.config import Method
 from orthocond.lab.experiments import preset
 from orthocond.lab.tables import drawing, records
-from orthocond.lab.tables.comparison import Outcome
-from orthocond.lab.tables.figures import differences
+from orthocond.lab.tables.comparison import Measure, Outcome
+from orthocond.lab.tables.figures import differences, verdicts
 from orthocond.lab.tables.records import Record
 
 
@@ -116,10 +116,11 @@ def test_a_steady_schedule_has_three_stages():
 def test_methods_of_one_figure_have_colors_of_their_own():
     for name, table in tables.TABLES.items():
         for plan in getattr(table, "figures", ()):
-            if plan.name.startswith(("conditioning", "convergence")):
+            if plan.name.startswith(("conditioning", "convergence", "weight-condition")):
                 methods = {row.name for row in plan.rows or table.rows}
-                shared = {} if len(methods) > 8 else {drawing.color(m): m for m in methods}
-                assert len(methods) > 8 or len(shared) == len(methods), (name, plan.name)
+                shared = {drawing.color(m): m for m in methods}
+                many = len(methods) > 8 and plan.name != "weight-condition"
+                assert many or len(shared) == len(methods), (name, plan.name)
 
 
 # Drawing
@@ -128,13 +129,62 @@ def test_methods_of_one_figure_have_colors_of_their_own():
 def test_conditioning_has_both_condition_numbers_and_every_method():
     figure = figures.conditioning(_outcomes("conditioning-weight"), tables.TABLES["conditioning-weight"].rows)
     ridge, on_range = figure.axes
-    assert ridge.get_title(loc="left") == "ResNet-50, CIFAR-100, 32x32: κ(P + εI)"
-    assert on_range.get_title(loc="left") == "ResNet-50, CIFAR-100, 32x32: κ on the range of P"
+    assert [axes.get_ylabel() for axes in (ridge, on_range)] == ["κ(P + εI)", "κ on the range of P"]
     for axes in figure.axes:
+        assert axes.get_title(loc="left") == "ResNet-50, CIFAR-100, 32x32"
         assert axes.get_yscale() == "log"
         assert {text.get_text() for text in axes.texts} == {"SVD", "SN", "OL", "OW", "NS iteration"}
     curve = max((line for line in ridge.lines), key=lambda line: len(line.get_xdata()))
     assert list(curve.get_xdata()) == [10 * step + 1 for step in range(8)]
+
+
+def _inches(figure, artist):
+    """Left, bottom, right and top of a text in a figure, in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.draw_without_rendering()  # which puts the names of axes and the headings in their places
+    box = artist.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    return [value / figure.dpi for value in box.extents]
+
+
+def test_labels_of_a_narrow_axis_are_as_small_as_others_and_leave_room_for_its_name():
+    """Below a decade matplotlib labels the ticks between powers of ten, with wide numbers."""
+    outcomes = _outcomes("conditioning-weight")
+    figure = figures.conditioning(outcomes, tables.TABLES["conditioning-weight"].rows)
+    for axes in figure.axes:
+        small = [text for text in axes.get_yticklabels(minor=True) if text.get_text()]
+        assert small
+        assert {text.get_size() for text in small} == {axes.get_yticklabels()[0].get_size()}
+        left, _, right, _ = _inches(figure, axes.yaxis.label)
+        assert left > 0
+        assert right < min(_inches(figure, text)[0] for text in small)
+
+
+def test_a_name_stands_at_the_end_of_its_line():
+    """One line ends in the middle of the panel, two at its right border, at the same height."""
+    _, ((axes,),) = drawing.panels(1, 1, ["long"])
+    axes.plot([0, 4], [0, 1])
+    axes.plot([0, 8], [0, 2])
+    ends = [(4, 1.0, "short", "#000000"), (8, 2.0, "long", "#E69F00"), (8, 2.0, "longer", "#0072B2")]
+    drawing.label_ends(axes, ends)
+    places = {text.get_text(): text.get_position() for text in axes.texts}
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    x, y = (4 - left) / (right - left), (1 - low) / (high - low)
+    assert x < places["short"][0] < x + 0.05
+    assert y < places["short"][1] < y + 0.05
+    assert places["long"][0] == places["longer"][0] > 1
+    assert abs(places["long"][1] - places["longer"][1]) > 0.04
+    corner = (8 - left) / (right - left), (2 - low) / (high - low)
+    assert sorted(tuple(line.get_xydata()[0]) for line in axes.lines[2:]) == [
+        pytest.approx(p) for p in ((x, y), corner, corner)
+    ]
+
+
+def test_a_name_without_room_at_its_end_stands_beyond_the_border():
+    _, ((axes,),) = drawing.panels(1, 1, [])
+    axes.plot([0, 8], [0, 2])
+    drawing.label_ends(axes, [(5, 1.0, "a name that is longer than what is left", "#000000")])
+    assert axes.texts[0].get_position()[0] > 1
 
 
 def test_an_infinite_condition_number_is_said():
@@ -150,7 +200,24 @@ def test_convergence_is_accuracy_over_epochs():
     line = figure.axes[0].lines[0]
     assert list(line.get_xdata()) == [1, 2]
     assert list(line.get_ydata()) == [23.5, 27.5]  # mean of seeds 0 and 1: errors of 77 and 76, 73 and 72
-    assert figure.axes[0].get_ylabel() == "best validation accuracy (%)"
+    assert figure.axes[0].get_ylabel() == "best accuracy so far on test images (%)"
+    assert figure.axes[0].get_xlabel() == "epoch"
+
+
+def test_epochs_are_whole_numbers():
+    outcomes = _outcomes("convergence", steps=80)
+    figure = figures.convergence(outcomes, tables.TABLES["convergence"].rows)
+    assert len(figure.axes[0].lines[0].get_xdata()) == 20
+    assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
+
+
+def test_experiments_without_trainings_have_no_panels():
+    trained = _outcomes("cifar-resnet50")
+    trained[0] = replace(trained[0], records={row: [] for row in trained[0].records})
+    rows = tables.TABLES["cifar-resnet50"].rows
+    for draw, panels in ((figures.conditioning, 2), (figures.convergence, 1)):
+        headings = [axes.get_title(loc="left") for axes in draw(trained, rows).axes]
+        assert headings == ["ResNet-50, CIFAR-100, 32x32"] * panels
 
 
 def test_convergence_is_shown_over_seconds_of_the_processor_where_they_are_known():
@@ -165,15 +232,22 @@ def test_convergence_is_shown_over_seconds_of_the_processor_where_they_are_known
     line = figure.axes[3].lines[0]
     assert list(line.get_xdata()) == [0.5 * 32, 0.5 * 72]  # the epochs end at the steps 32 and 72
     assert list(line.get_ydata()) == [23.5, 27.5]
-    assert figure.axes[3].get_xlabel() == "CPU seconds of training steps"
+    assert figure.axes[3].get_xlabel() == "CPU seconds of training steps, as trained"
+    assert figure.axes[3].get_ylabel() == "best accuracy so far on test images (%)"
+    names = {text.get_text(): text.get_position()[0] for text in figure.axes[3].texts}
+    assert names["NOG"] < 0.6  # it takes half the time
+    assert names["SVD"] > 1
     assert not figure.axes[4].axison
 
 
 def test_learning_rates_stand_beside_the_schedule():
     figure = figures.learning_rate(_outcomes("learning-rate"), tables.TABLES["learning-rate"].rows)
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert titles[:3] == ["SVD, no OLR", "OLR (exact η)", "NOG + OW + OLR (exact η)"]
-    assert titles[4:] == ["OLR (paper's η)", "NOG + OW + OLR (paper's η)"]
+    titles = [axes.get_title(loc="left").splitlines() for axes in figure.axes]
+    assert [found[0] for found in titles[:3]] == ["SVD, no OLR", "OLR (exact η)", "NOG + OW + OLR (exact η)"]
+    assert [found[0] for found in titles[4:]] == ["OLR (paper's η)", "NOG + OW + OLR (paper's η)"]
+    assert {found[1] for found in titles if found} == {"ResNet-50, CIFAR-100, 32x32"}
+    assert figure.axes[0].texts[-1].get_text().startswith("gray: the learning rate of the stem\ndots")
+    assert max(_inches(figure, axes._left_title)[3] for axes in figure.axes) < figure.get_figheight()
     schedule, dots = figure.axes[1].lines
     assert list(schedule.get_ydata()) == [0.1] * 4 + [0.01] * 4
     assert list(dots.get_ydata()) == pytest.approx([0.05] * 4 + [0.005] * 4 + [0.05] * 4 + [0.005] * 4)
@@ -185,7 +259,7 @@ def test_learning_rates_of_several_experiments_are_those_of_the_first():
     outcomes = _outcomes("learning-rate")
     other = replace(outcomes[0], experiment=replace(outcomes[0].experiment, label="another"), records={})
     figure = figures.learning_rate([other, *outcomes], tables.TABLES["learning-rate"].rows)
-    assert figure.axes[0].texts[-1].get_text().startswith("ResNet-50, CIFAR-100, 32x32\ngray")
+    assert figure.axes[0].get_title(loc="left") == "SVD, no OLR\nResNet-50, CIFAR-100, 32x32"
 
 
 def test_nothing_is_drawn_from_nothing():
@@ -196,6 +270,80 @@ def test_nothing_is_drawn_from_nothing():
     ):
         assert draw(_outcomes(name, seeds=0), tables.TABLES[name].rows) is None
     assert figures.learning_rate(_outcomes("conditioning-weight"), tables.TABLES["conditioning-weight"].rows) is None
+
+
+def _differences(label, found, paper=None):
+    """The figure of one row with these differences, of two measures."""
+    cells = {name: {"difference": found, "paper_difference": paper} for name in ("error", "recalibrated")}
+    rows = [
+        {"label": "SVD", "method": {"name": "svd"}, "measures": {"error": {}, "recalibrated": {}}},
+        {"label": "SVD + OW", "method": {"name": "ow"}, "measures": cells},
+    ]
+    (outcome,) = _outcomes("weight-treatments", seeds=0)
+    experiment = replace(outcome.experiment, label=label)
+    return differences([replace(outcome, experiment=experiment, summary={"rows": rows})], ())
+
+
+_LONG = "small ResNet, covariance pooling, Tiny-ImageNet-20, 64x64"
+
+
+@pytest.mark.parametrize("label", ["plain ConvNet, CIFAR-100, 32x32", _LONG])
+def test_headings_of_differences_fit_their_panel(label):
+    figure = _differences(label, {"mean": 1.0, "low": 0.5, "high": 1.5})
+    assert "".join(figure.axes[1].get_title(loc="left").split()) == f"{label}validation error, refreshed".replace(
+        " ", ""
+    )
+    assert "Tiny-\n" not in figure.axes[1].get_title(loc="left")
+    for axes in figure.axes:
+        left, _, right, top = _inches(figure, axes._left_title)
+        assert right - left < 3.4 + 0.25
+        assert right < figure.get_figwidth()
+        assert top < figure.get_figheight()
+
+
+def test_one_seed_has_no_interval_and_is_not_significant():
+    """The paper has an interval, which its dot is said to have."""
+    paper = {"mean": -0.5, "low": -1.0, "high": 0.0}
+    for found, several in (
+        ({"mean": 1.0, "low": None, "high": None}, False),
+        ({"mean": 1.0, "low": 0, "high": 2}, True),
+    ):
+        axes = _differences("small", found, paper).axes[0]
+        words = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert ("95 % interval" in axes.get_xlabel()) == several
+        assert ("one seed" in axes.get_xlabel()) != several
+        assert words == (["ours, significant", "ours", "paper"] if several else ["ours", "paper, with its interval"])
+
+
+def _verdicts(*intervals, missing=0):
+    """The figure of contrasts with these intervals, and of some that are not trained."""
+    rows = [
+        {"contrast": "A − B", "setting": "small (net)", "margin": None, "verdict": "cannot tell"}
+        | {"measures": {"error": {"seeds": [0] * (1 + (low is not None)), "difference": found}}}
+        for low, high in intervals
+        for found in [{"mean": 0.5, "low": low, "high": high}]
+    ]
+    gap = {"seeds": [], "difference": None}
+    rows += [rows[0] | {"verdict": "not trained", "measures": {"error": gap}} for _ in range(missing)]
+    figure = verdicts(rows, Measure("error", "Error (%)", "error"))
+    assert _inches(figure, figure.axes[0].xaxis.label)[1] > 0
+    return figure
+
+
+def test_arrows_and_missing_contrasts_are_explained():
+    first, *notes = _verdicts((0, 1), (0, 1), (-50, 51), missing=2).axes[0].get_xlabel().splitlines()
+    assert first == "error (%): difference with its 95 % interval; left is better"
+    assert notes == ["arrows: the interval goes beyond the axis", "2 contrasts are not trained yet and not shown"]
+    assert _verdicts((0, 1), missing=1).axes[0].get_xlabel().endswith("1 contrast is not trained yet and not shown")
+    axes = _verdicts((0, 1), (0, 1)).axes[0]
+    assert axes.get_xlabel() == first
+    assert "filled: significant" in axes.get_title(loc="left")
+
+
+def test_contrasts_of_one_seed_have_no_intervals():
+    axes = _verdicts((None, None)).axes[0]
+    assert axes.get_xlabel() == "error (%): difference, one seed; left is better"
+    assert axes.get_title(loc="left") == "small (net)"
 
 
 def test_wide_intervals_do_not_hide_the_others():

@@ -355,6 +355,11 @@ def test_samples_and_traversals_are_of_checkpoints_and_stay_without_them(tmp_pat
     pictures = _figures(path.parent, ["samples", "traversals", "differences"])
     assert [p.caption for p in pictures] == ["Samples", "Traversals"]  # of the report
     before = path.read_bytes()
+    # Where only one of the methods has its checkpoint, a new picture would have lost the other one.
+    gone = next((tmp_path / "runs").glob("*/checkpoints"))
+    gone.parent.rename(tmp_path / "one")
+    _make(tmp_path, "tiny", seeds=1)
+    assert path.read_bytes() == before
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     text = (_make(tmp_path, "tiny", seeds=1) / "table.md").read_text()
     assert "![traversals](traversals.png)" in text

@@ -63,7 +63,8 @@ def table(
     Args:
         name: Which table or figure, by name or by its number in the paper: `3`, `"figure 2"`; without it, all are
             listed.
-        scale: The size of the experiment: `laptop` takes minutes, `paper` is the setting of the paper.
+        scale: The size of the experiment: `laptop` takes minutes, `workstation` half an hour on one core, `paper` is
+            the setting of the paper.
         seeds: Trainings of each row.
         runs: Folder of the runs.
         out: Folder for the table.

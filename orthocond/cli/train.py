@@ -110,7 +110,8 @@ def train(
     Args:
         start: What the options change.
         preset: Name of the preset; not needed with `--resume RUN` or a file that names it.
-        scale: The size of the experiment: `laptop` takes minutes, `paper` is the setting of the paper.
+        scale: The size of the experiment: `laptop` takes minutes, `workstation` half an hour on one core, `paper` is
+            the setting of the paper.
         config: TOML or JSON file with settings, in tables as in config.json of a run. Options override it.
         runs: Folder of the runs.
         resume: Resume this run, by folder or number; without a value, the last run with the same settings, or start one

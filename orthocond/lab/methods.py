@@ -72,7 +72,13 @@ def is_spared_decay(method: Settings) -> bool:
 
 
 def treat_steps(
-    method: Settings, layers: Sequence[nn.Module], optimizer: Optimizer, *, model: nn.Module, gain: float | None = 1.0
+    method: Settings,
+    layers: Sequence[nn.Module],
+    optimizer: Optimizer,
+    *,
+    model: nn.Module,
+    gain: float | None = 1.0,
+    seed: int = 0,
 ) -> Treatment | None:
     """Treat gradients and step lengths, after the optimizer was made.
 
@@ -82,6 +88,7 @@ def treat_steps(
         optimizer: Their optimizer.
         model: The model whose layers are meant by ``@all`` and ``@inner``.
         gain: The multiple of an orthogonal matrix that OLR aims at (see `OptimalLR`); the paper's formula has none.
+        seed: Seed of the steps that ``short`` shortens.
 
     Returns:
         The treatment, or None if the method has none.
@@ -91,7 +98,7 @@ def treat_steps(
     gradient = NearestOrthogonal(of=method.nog_of, scale=method.nog_scale) if "nog" in method.parts else None
     lr: OptimalLR | RandomLR | None = None
     if "short" in method.parts:
-        lr = RandomLR(*method.short)
+        lr = RandomLR(*method.short, seed=seed)
     if "olr" in method.parts:
         lr = OptimalLR("paper") if method.olr == "paper" else OptimalLR(method.olr, gain=gain)
     if gradient is None and lr is None:

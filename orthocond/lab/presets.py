@@ -1,11 +1,12 @@
 """What there is to train: configurations, presets and methods of all kinds of experiments, without their networks."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from orthocond.lab.classification import config as classification
 from orthocond.lab.classification.presets import PRESETS as CLASSIFIERS
-from orthocond.lab.config import Config, Scale, find_scale, from_json
+from orthocond.lab.config import FIXED, Config, Scale, find_scale, flatten, from_json, option_names, to_json
 from orthocond.lab.generation import config as generation
 from orthocond.lab.generation.presets import PRESETS as GANS
 from orthocond.lab.grammar import Grammar
@@ -93,3 +94,37 @@ def preset(name: str, scale: Scale = "laptop") -> Config:
     presets = {name: scales for kind in KINDS.values() for name, scales in kind.presets.items()}
     config: Config = find_scale(presets, name, scale)
     return config
+
+
+def command_of(settings: Mapping[str, Any]) -> str:
+    """The command of a training: its preset, method and seed, and the settings that differ from those of the preset.
+
+    Args:
+        settings: All settings by their paths; see `flatten`.
+
+    Raises:
+        TypeError: If there is no preset of this name and scale.
+        ValueError: Likewise.
+
+    Example:
+        >>> config = preset("dbn-cifar10-convnet", "laptop")
+        >>> command_of(flatten(to_json(config)) | {"method.stem_lr": 0.3, "model.follow": True})
+        'orthocond train dbn-cifar10-convnet --method svd --stem-lr 0.3 --model.follow --seed 0'
+    """
+    name, scale = str(settings.get("preset")), settings.get("scale", "laptop")
+    base = flatten(to_json(preset(name, scale)))
+    words = ["orthocond", "train", name]
+    words += ["--scale", str(scale)] if scale != "laptop" else []
+    for path, value in settings.items():
+        if path not in FIXED and (path in ("method.name", "seed") or base.get(path) != value):
+            words += _option(path, value)
+    return " ".join(words)
+
+
+def _option(path: str, value: Any) -> list[str]:
+    option = option_names(path)[-1]
+    if isinstance(value, bool):
+        branch, _, leaf = path.rpartition(".")
+        return [option if value else f"--{branch}.no-{leaf}".replace("_", "-")]
+    texts = ["none" if v is None else str(v) for v in (value if isinstance(value, list) else [value])]
+    return [option, *map(shlex.quote, texts or ["none"])]

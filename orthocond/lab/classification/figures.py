@@ -20,8 +20,8 @@ def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     figure, grid = panels(len(shown), len(_CONDITIONS), [outcomes[0].short(row) for row in rows])
     for outcome, line in zip(shown, grid, strict=True):
         for axes, (key, name) in zip(line, _CONDITIONS.items(), strict=True):
-            title(axes, f"{outcome.experiment.label}: {name}")
-            axes.set_xlabel("training step")
+            title(axes, outcome.experiment.label)
+            axes.set(xlabel="training step", ylabel=name)
             axes.set_yscale("log")
             if curves := all_curves(outcome, rows, key, log=True):
                 draw_all(axes, outcome, curves)
@@ -34,7 +34,10 @@ def conditioning(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
 
 
 def convergence(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
-    """Best validation accuracy so far, after each epoch; a second line has it over seconds of the processor."""
+    """Best accuracy so far on test images, after each epoch; a second line has it over seconds of the processor.
+
+    The seconds are those of the trainings, which may have shared their machine.
+    """
     shown = [(o, curves) for o in outcomes if (curves := all_curves(o, rows, "best_error", log=False, x="epoch"))]
     if not shown:
         return None
@@ -43,7 +46,7 @@ def convergence(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     for column, (outcome, curves) in enumerate(shown):
         _accuracies(grid[0][column], outcome, curves, "epoch")
         if timed[column]:
-            _accuracies(grid[1][column], outcome, _timed(outcome, curves), "CPU seconds of training steps")
+            _accuracies(grid[1][column], outcome, _timed(outcome, curves), "CPU seconds of training steps, as trained")
         elif any(timed):
             grid[1][column].axis("off")
     return figure
@@ -52,8 +55,10 @@ def convergence(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
 def _accuracies(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], x: str) -> None:
     title(axes, outcome.experiment.label)
     axes.set_xlabel(x)
-    axes.set_ylabel("best validation accuracy (%)")
+    axes.set_ylabel("best accuracy so far on test images (%)")
     few = max(len(found.x) for _, found in curves) <= 12
+    if x == "epoch":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if few and x == "epoch":
         axes.set_xticks(curves[0][1].x)
     accuracies = [
@@ -91,7 +96,7 @@ def learning_rate(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
     shown = {row: records for row in rows if (records := outcome.records.get(row))}
     columns = list(dict.fromkeys(row.name for row in shown))
     forms = sorted({is_paper_form(row) for row in shown})
-    figure, grid = panels(len(forms), len(columns))
+    figure, grid = panels(len(forms), len(columns), lines=2)
     low = min(v for records in shown.values() for r in records for k in ("lr", "eta") for v in r.series(k)[1] if v > 0)
     for form, line in zip(forms, grid, strict=True):
         for axes, column in zip(line, columns, strict=True):
@@ -102,14 +107,15 @@ def learning_rate(outcomes: Sequence[Outcome], rows: Sequence[Any]) -> Any:
             _rates(axes, shown[row], row)
             axes.set_ylim(bottom=low / 2)
             name = outcome.short(row)
-            title(axes, name if "olr" in row.name.split("+") else f"{name}, no OLR")
+            name += "" if "olr" in row.name.split("+") else ", no OLR"
+            title(axes, f"{name}\n{outcome.experiment.label}", size=9, linespacing=1.35)
             axes.set_xlabel("training step")
-    text = "gray: the learning rate\ndots: step length η of the Pre-SVD layer,\nat logged steps of all seeds"
+    text = (
+        "gray: the learning rate of the stem\ndots: step length η of the Pre-SVD layer,\nat logged steps of all seeds"
+    )
     steady = len(set(next(iter(shown.values()))[0].series("lr")[1])) > _STEPS
     where = "in its rise,\nheight and fall" if steady else "at this rate"
     text += f"\n%: of the steps {where}, how many OLR changes"
-    if len(outcomes) > 1:
-        text = f"{outcome.experiment.label}\n{text}"
     corner = grid[0][0]
     corner.text(0.03, 0.04, text, transform=corner.transAxes, size=8.5, color="0.35", linespacing=1.5, va="bottom")
     grid[0][0].set_ylabel("step length η")
@@ -140,12 +146,13 @@ def _rates(axes: Any, records: Sequence[Any], row: Any) -> None:
         if shares:
             places = [place for place, found in enumerate(stages) if found == stage]
             middle = places[len(places) // 2]
+            side = 0 if style == "steps-post" else 1 if stage else -1  # away from a line that rises or falls
             axes.annotate(
                 f"{100 * sum(shares) / len(shares):.0f} %",
                 (steps[middle], schedule[middle]),
-                xytext=(0, 5),
+                xytext=(6 * side, 5),
                 textcoords="offset points",
-                ha="center",
+                ha=("center", "left", "right")[side],
                 color=ink(color(row.name)),
                 size=8.5,
             )

@@ -61,7 +61,7 @@ class ClassificationTask(Task[Classification]):
         optimizer = torch.optim.SGD(groups, schedule.lr, schedule.momentum, nesterov=schedule.nesterov)
         self.optimizers = [optimizer]
         if self.layers:
-            self.treatment = treat_steps(config.method, self.layers, optimizer, model=self.module)
+            self.treatment = treat_steps(config.method, self.layers, optimizer, model=self.module, seed=config.seed)
         self.monitor = self._make_monitor()
         self.model, self.stepper = accelerator.prepare(self.module, optimizer)
         self.failures_before = solver_failures.count

@@ -11,6 +11,7 @@ from orthocond.lab.bench import ROUNDS, bench
 from orthocond.lab.classification import paper
 from orthocond.lab.classification.config import Method
 from orthocond.lab.classification.presets import PRESETS
+from orthocond.lab.classification.tables import heading
 from orthocond.lab.classification.task import ClassificationTask
 from orthocond.lab.progress import Progress
 from orthocond.lab.tables.comparison import label
@@ -80,6 +81,12 @@ class Timing(Measured):
         save(_figure(content), folder / "time")
 
 
+def _settings(content: Mapping[str, Any]) -> dict[str, str]:
+    """The network and images of each side: ours are sprites in the place of the data set."""
+    ours, theirs = (heading(PRESETS[_PRESET][scale]).split(", ") for scale in (content["scale"], "paper"))
+    return {"ours": f"{ours[0]}, sprites, {ours[-1]}", "paper": ", ".join(theirs)}
+
+
 def _markdown(content: Mapping[str, Any]) -> str:
     head = ["method", "paper FP", "paper BP", "paper / SVD", "FP", "BP", "step", "FP + BP + step", "ours / SVD"]
     rows = []
@@ -93,17 +100,26 @@ def _markdown(content: Mapping[str, Any]) -> str:
         f"{content['threads']} thread(s), {content['repeats']} steps of each method."
     )
     notes = "\n".join(f"- {note}" for note in (where, *_NOTES))
+    settings = _settings(content)
+    about = f"Network and data: ours {settings['ours']}; the paper's {settings['paper']}."
     return "\n\n".join(
-        [f"# {content['title']}", content["text"], grid(head, rows), "![time](time.png)", "## Notes", notes + "\n"]
+        [
+            f"# {content['title']}",
+            f"{content['text']} {about}",
+            grid(head, rows),
+            "![time](time.png)",
+            "## Notes",
+            notes + "\n",
+        ]
     )
 
 
 def _figure(content: Mapping[str, Any]) -> Any:
     """Bars of the parts of a step, ours and the paper's; a line marks the total of SVD."""
     rows = content["rows"]
-    figure = new_figure(9.2, 0.32 * len(rows) + 1.1)
-    for place, (side, heading) in enumerate((("ours", "ours"), ("paper", "paper, RTX A6000"))):
-        axes = figure.add_axes((0.27 + 0.37 * place, 0.15, 0.34, 0.72))
+    figure = new_figure(9.2, 0.32 * len(rows) + 1.4)
+    for place, (side, where) in enumerate(_settings(content).items()):
+        axes = figure.add_axes((0.27 + 0.37 * place, 0.13, 0.34, 0.65))
         dress(axes)
         start = [0.0] * len(rows)
         for part, tint in _PARTS.items():
@@ -119,10 +135,10 @@ def _figure(content: Mapping[str, Any]) -> Any:
         axes.invert_yaxis()
         axes.grid(False, axis="y")
         axes.set_xlabel("milliseconds")
-        title(axes, heading)
+        title(axes, f"{side}\n{where}" + (", RTX A6000" if side == "paper" else ""), pad=20)
         if place == 0:
             legend = {"ncols": 3, "frameon": False, "fontsize": 8, "handlelength": 1.2, "columnspacing": 0.9}
-            axes.legend(loc="lower left", bbox_to_anchor=(0.15, 0.98), **legend)
+            axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), **legend)
     return figure
 
 

@@ -1,6 +1,6 @@
 """Figures of GANs: condition during training, directions and true factors, samples and traversals by method."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -186,10 +186,17 @@ def _images(generator: Any) -> Any:
     return images.add(1).div(2).clamp(0, 1).movedim(1, -1).numpy()
 
 
-def _generators(outcome: Outcome, rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The name of each method and the generator of its first finished training that has a checkpoint."""
+def _generators(outcome: Outcome, rows: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The name of each method and the generator of its first seed; none if one has no checkpoint any more.
+
+    A picture of some methods, or of other seeds, would replace the one that an earlier table has drawn of all.
+    """
+    found = []
     for row in rows:
-        runs = (Run.open(r.path) for r in outcome.records.get(row, ()) if r.finished and r.path is not None)
-        run = next((run for run in runs if any(run.checkpoints.iterdir())), None)
-        if run is not None:
-            yield outcome.short(row), load_generator(run)
+        records = sorted((r for r in outcome.records.get(row, ()) if r.finished), key=lambda r: r.config.seed)
+        if records:
+            run = None if records[0].path is None else Run.open(records[0].path)
+            if run is None or not any(run.checkpoints.iterdir()):
+                return []
+            found.append((outcome.short(row), load_generator(run)))
+    return found

@@ -49,16 +49,21 @@ class Health:
 
     def warnings(self) -> list[str]:
         """Sentences about what is wrong."""
-        return gans.health_warnings(self._part(), self._spread)
+        return gans.health_warnings(self._part(), self._settled_spread())
 
     def shown(self) -> dict[str, float | None]:
         """The numbers of what is wrong, for those who watch."""
-        signs = {"dead discriminator: cannot tell": self._part(), "collapsed samples: spread": self._spread}
-        wrong = bool(gans.health_warnings(self._part())), bool(gans.health_warnings(0.0, self._spread))
+        part, spread = self._part(), self._settled_spread()
+        signs = {"dead discriminator: cannot tell": part, "collapsed samples: spread": spread}
+        wrong = bool(gans.health_warnings(part)), bool(gans.health_warnings(0.0, spread))
         return {name: value for (name, value), bad in zip(signs.items(), wrong, strict=True) if bad}
 
     def _part(self) -> float:
         return float(self._cannot_tell.mean()) if len(self._cannot_tell) >= _LEAST else 0.0
+
+    def _settled_spread(self) -> float | None:
+        """The spread once there were some steps: initial weights draw nearly one image."""
+        return self._spread if len(self._cannot_tell) >= _LEAST else None
 
     def state_dict(self) -> dict[str, Any]:
         """What the next steps depend on."""

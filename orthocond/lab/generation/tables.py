@@ -21,7 +21,7 @@ from orthocond.lab.tables.figures import differences
 from orthocond.lab.tables.records import Record
 from orthocond.lab.tables.table import Material, Table
 
-_WORDS = {"none": "no treatment", "stiefel": "Stiefel", "orojar": "OroJaR"}
+_WORDS = {"none": "no treatment", "stiefel": "Stiefel", "short": "steps shortened at random", "orojar": "OroJaR"}
 
 
 def label(method: GanMethod) -> str:
@@ -51,7 +51,7 @@ def eigen_label(method: GanMethod) -> str:
 
 def form_of(method: GanMethod) -> dict[str, Any]:
     """The settings of a row, whatever the preset is; all others are the preset's."""
-    return {f"method.{name}": getattr(method, name) for name in ("name", "nog_of", "olr", "stiefel_scale")}
+    return {f"method.{name}": getattr(method, name) for name in ("name", "nog_of", "olr", "short", "stiefel_scale")}
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,12 @@ class GenerationTask(Task[Generation]):
         self.generator_parameters += [] if self.predictor is None else list(self.predictor.parameters())
         self.optimizers = [_optimizer(groups, schedule) for groups in self._groups()]
         self.treatment = treat_steps(
-            config.method, self.layers, self.optimizers[1], model=self.generator, gain=config.method.olr_gain
+            config.method,
+            self.layers,
+            self.optimizers[1],
+            model=self.generator,
+            gain=config.method.olr_gain,
+            seed=config.seed,
         )
         self.ema = gans.EMA(self.generator, decay=schedule.ema)
         self.health = Health()

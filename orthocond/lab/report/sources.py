@@ -1,7 +1,6 @@
 """What a report is about, as plain values: read from run folders, tables and kept trainings, which stay as they are."""
 
 import json
-import shlex
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 
 from orthocond.lab import experiments
-from orthocond.lab.config import FIXED, flatten, option_names, to_json
-from orthocond.lab.presets import has_generator, read_config
+from orthocond.lab.config import flatten, to_json
+from orthocond.lab.presets import command_of, has_generator, read_config
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.folder import CONFIG, LOG, METRICS
 from orthocond.lab.runs.metrics import from_json_safe
@@ -384,31 +383,11 @@ def _seed(training: Training) -> Any:
 
 
 def train_command(training: Training) -> str | None:
-    """The command that makes the same training; None for a run of another program.
-
-    Settings that are those of the preset are left out.
-    """
-    settings = training.settings
-    name, scale = settings.get("preset"), settings.get("scale", "laptop")
+    """The command that makes the same training; None for a run of another program."""
     try:
-        preset = flatten(to_json(experiments.preset(str(name), scale)))
+        return command_of(training.settings)
     except (TypeError, ValueError):
         return None
-    words = ["orthocond", "train", str(name)]
-    words += ["--scale", str(scale)] if scale != "laptop" else []
-    for path, value in settings.items():
-        if path not in FIXED and (path == "method.name" or preset.get(path) != value):
-            words += _option(path, value)
-    return " ".join(words)
-
-
-def _option(path: str, value: Any) -> list[str]:
-    option = option_names(path)[-1]
-    if isinstance(value, bool):
-        branch, _, leaf = path.rpartition(".")
-        return [option if value else f"--{branch}.no-{leaf}".replace("_", "-")]
-    texts = [text_of(v) for v in value] if isinstance(value, list) else [text_of(value)]
-    return [option, *map(shlex.quote, texts or ["none"])]
 
 
 # Weights

@@ -14,7 +14,7 @@ from orthocond.lab.report.quantities import compared, counted, listed, number, q
 from orthocond.lab.report.sources import Group, WrittenTable
 from orthocond.lab.report.trainings import settings_grids
 from orthocond.lab.report.verdict import OWN_GENERATOR, OWN_MODEL
-from orthocond.lab.tables.text import lowered
+from orthocond.lab.tables.text import lowered, trained, untrained
 
 _CHARTS = 3  # measures whose differences are shown as charts
 _OPEN = 2  # measures whose tables are open
@@ -30,10 +30,7 @@ def table_page(table: WrittenTable) -> Page:
         return _plain_page(table, text)
     base = _baseline(content)
     warnings = _warnings(table)
-    sections = [
-        Section(each["label"], [*_measures(content, each, base), _facts(each, content, base)])
-        for each in content["experiments"]
-    ]
+    sections = [_numbers(content, each, base) for each in content["experiments"]]
     for each in content["experiments"]:
         several = f": {each['label']}" if len(content["experiments"]) > 1 else ""
         groups = _groups(table, each)
@@ -137,31 +134,37 @@ def _sees(content: Mapping[str, Any], cells: Sequence[Any]) -> str:
 
 
 def _steps(content: Mapping[str, Any]) -> list[Code]:
-    name, seeds = content["table"], content["seeds"]
-    steps = [
-        Code(
-            "Be surer, with more seeds; what is finished is not repeated:",
-            f"orthocond table {name} --seeds {2 * seeds}",
-        )
-    ]
+    more = f"{_command(content)} --seeds {2 * content['seeds']}"
+    steps = [Code("Be surer, with more seeds; what is finished is not repeated:", more)]
     if content["scale"] != "paper":
-        steps.append(
-            Code("The paper's own setting, if you have the hardware:", f"orthocond table {name} --scale paper")
-        )
+        paper = f"orthocond table {content['table']} --scale paper"
+        steps.append(Code("The paper's own setting, if you have the hardware:", paper))
     gan = content["experiments"][0]["preset"].startswith(("gan", "eigengan"))
     return [*steps, OWN_GENERATOR if gan else OWN_MODEL]
+
+
+def _command(content: Mapping[str, Any]) -> str:
+    """What makes the table again at its scale."""
+    scale = content.get("scale") or "laptop"
+    return f"orthocond table {content['table']}" + ("" if scale == "laptop" else f" --scale {scale}")
 
 
 # Tables
 
 
-def _measures(content: Mapping[str, Any], experiment: Row, base: str) -> list[Block]:
+def _numbers(content: Mapping[str, Any], experiment: Row, base: str) -> Section:
+    """All numbers of an experiment; rows without any training are only named."""
+    rows, gaps = trained(experiment), untrained(experiment)
+    blocks = [*_measures(content, rows, base), _facts(rows, content, base)] if rows else [Items([gaps])]
+    return Section(experiment["label"], blocks, gaps if rows else "")
+
+
+def _measures(content: Mapping[str, Any], rows: Sequence[Row], base: str) -> list[Block]:
     """For each measure: paper, ours, interval, how sure; the first ones also as charts."""
     blocks: list[Block] = []
     if len(content["measures"]) > _CHARTS:
-        blocks.append(_overview(content, experiment))
+        blocks.append(_overview(content, rows))
     for place, measure in enumerate(content["measures"]):
-        rows = experiment["rows"]
         if not any(row["measures"][measure["name"]]["mean"] is not None for row in rows):
             continue
         blocks.append(_measure_grid(content, rows, measure, base, folded=place >= _OPEN))
@@ -211,10 +214,10 @@ def _seeds(row: Row, asked: int) -> str:
     return (str(asked) if len(row["seeds"]) == asked else f"{len(row['seeds'])} of {asked}") + stopped
 
 
-def _overview(content: Mapping[str, Any], experiment: Row) -> Grid:
+def _overview(content: Mapping[str, Any], known: Sequence[Row]) -> Grid:
     marks = {"better": " ▲", "worse": " ▼"}
     rows = []
-    for row in experiment["rows"]:
+    for row in known:
         cells = [row["measures"][m["name"]] for m in content["measures"]]
         verdicts = [(cell.get("difference") or {}).get("verdict", "") for cell in cells]
         texts = [_center(c) + marks.get(v, "") for c, v in zip(cells, verdicts, strict=True)]
@@ -240,10 +243,10 @@ def _differences(rows: Sequence[Row], measure: Row, base: str) -> Chart | None:
     return charts.differences(points, f"{measure['title']}: differences from {base}", text, f"difference from {base}")
 
 
-def _facts(experiment: Row, content: Mapping[str, Any], base: str) -> Grid:
+def _facts(known: Sequence[Row], content: Mapping[str, Any], base: str) -> Grid:
     columns: list[tuple[str, list[str]]] = []
     for fact in content["facts"]:
-        cells = [row["facts"][fact["key"]] for row in experiment["rows"]]
+        cells = [row["facts"][fact["key"]] for row in known]
         if any(cell["paper"] is not None for cell in cells):
             texts = ["–" if cell["paper"] is None else str(cell["paper"]) for cell in cells]
             columns.append((f"paper: {fact['paper_title'] or fact['title']}", texts))
@@ -251,7 +254,7 @@ def _facts(experiment: Row, content: Mapping[str, Any], base: str) -> Grid:
             columns.append((fact["title"], [_fact(cell["mean"], fact["style"]) for cell in cells]))
         if any(cell.get("ratio") for cell in cells):
             columns.append((f"times {base} [95 %]", [_ratio(cell.get("ratio")) for cell in cells]))
-    rows = [[row["label"], *(texts[i] for _, texts in columns)] for i, row in enumerate(experiment["rows"])]
+    rows = [[row["label"], *(texts[i] for _, texts in columns)] for i, row in enumerate(known)]
     return Grid(["", *(title for title, _ in columns)], rows, "Conditioning and cost")
 
 
@@ -307,7 +310,8 @@ def _pictures(folder: Path, names: Sequence[str]) -> list[Picture]:
 def _warnings(table: WrittenTable) -> list[str]:
     content, texts = table.content, []
     for each in content["experiments"]:
-        for row in each["rows"]:
+        texts += [f"{each['label']}: {lowered(text)}" for text in (untrained(each),) if text]
+        for row in trained(each):
             where = f"{each['label']}, {row['label']}"
             texts += [
                 f"{where}, seed {s['seed']} did not finish: {s['why'] or 'it was stopped'}." for s in row["stopped"]
@@ -323,9 +327,7 @@ def _warnings(table: WrittenTable) -> list[str]:
 
 
 def _reproduce(content: Mapping[str, Any]) -> list[Code]:
-    scale = "" if content["scale"] == "laptop" else f" --scale {content['scale']}"
-    seeds = f" --seeds {content['seeds']}" if "seeds" in content else ""
-    command = f"orthocond table {content['table']}{scale}{seeds}"
+    command = _command(content) + (f" --seeds {content['seeds']}" if "seeds" in content else "")
     return [
         Code("Train what is missing and make the table:", command),
         Code("Make it from what is there, without training:", f"{command} --no-train"),
@@ -340,7 +342,7 @@ def _plain_page(table: WrittenTable, text: str) -> Page:
     sections = [Section(title or "Numbers", grids) for title, grids in _markdown(table.markdown)]
     sections.append(Section("Figures", _pictures(table.folder, content.get("figures") or [])))
     notes = content.get("notes") or []
-    command = [Code("Make it again:", f"orthocond table {content.get('table', table.folder.name)}")]
+    command = [Code("Make it again:", _command({"table": table.folder.name, **content}))]
     command = _reproduce(content) if "contrasts" in content else command
     sections += [Section("What to know", [Items(notes)] if notes else []), Section("How to reproduce it", command)]
     bench = Code("Time a preset of yours:", "orthocond bench PRESET")
@@ -349,34 +351,29 @@ def _plain_page(table: WrittenTable, text: str) -> Page:
 
 
 def _claims_verdict(rows: Sequence[Row], titles: Mapping[str, str]) -> list[str]:
-    """Which claims are settled, which are open, and how much of what was planned has been trained."""
-    words = {
+    """How many claims are settled and how, which of them hold, and which fail."""
+    kinds = {
         "holds": ("holds", "hold"),
         "fails": ("fails", "fail"),
         "equivalent within the margin": ("makes no difference that matters", "make no difference that matters"),
+        "cannot tell": ("cannot be told yet", "cannot be told yet"),
+        "not trained": ("has not been trained", "have not been trained"),
     }
-    settled = []
-    for verdict, verbs in words.items():
-        names = [
-            f"{row['claim']} ({row['contrast']}: {signed(difference['mean'])} in {titles[row['measure']]})"
-            for row in rows
-            if row["verdict"] == verdict and (difference := row["measures"][row["measure"]]["difference"])
-        ]
-        if names:
-            settled.append(f"{counted(len(names), *verbs)}: {listed(names, 4)}")
-    trained = [row for row in rows if row["verdict"] != "not trained"]
-    unsettled = [row["claim"] for row in trained if row["verdict"] not in words]
-    seeds = [(len(row["measures"][row["measure"]]["seeds"]), row["planned"]) for row in trained]
-    fewest, planned = min(seeds, key=lambda pair: pair[0] / pair[1], default=(0, 0))
-    rest = len(rows) - len(trained)
+    by = {verdict: [row for row in rows if row["verdict"] == verdict] for verdict in kinds}
+    counts = listed([counted(len(by[verdict]), *verbs) for verdict, verbs in kinds.items() if by[verdict]])
+    measures = {titles[row["measure"]] for row in rows}
+    settings = {row["setting"] for row in rows}
+
+    def words(row: Row) -> str:
+        found = f"{row['claim']} ({row['contrast']}: {signed(row['measures'][row['measure']]['difference']['mean'])}"
+        found += f" in {titles[row['measure']]}" if len(measures) > 1 else ""
+        return found + (f", {row['setting'].partition(' (')[0]})" if len(settings) > 1 else ")")
+
+    one = f", by {measures.pop()}" if len(measures) == 1 else ""
     return [
-        f"Of {counted(len(rows), 'contrast')}, {'; '.join(settled)}." if settled else "No contrast is settled yet.",
-        f"{counted(len(unsettled), 'contrast')} cannot be told yet, of the claims: "
-        f"{listed(list(dict.fromkeys(unsettled)))}."
-        if unsettled
-        else "No contrast that was trained is left open.",
-        (f"{counted(rest, 'contrast')} {'has' if rest == 1 else 'have'} not been trained. " if rest else "")
-        + (f"The others have at least {fewest} of {planned} planned seeds." if trained else ""),
+        f"Of {counted(len(rows), 'contrast')}{one}, {counts}.",
+        f"These hold: {listed(list(map(words, by['holds'])))}." if by["holds"] else "No claim holds significantly.",
+        f"These fail: {listed(list(map(words, by['fails'])))}." if by["fails"] else "None fails significantly.",
     ]
 
 

@@ -227,6 +227,7 @@ class Comparison(Table):
             elif plan.of_checkpoints and (folder / f"{plan.name}.png").exists():
                 figures.append(plan.name)
         content = self.header(material) | {
+            "text": f"{self.text}{_settings(outcomes)}",
             "seeds": material.seeds,
             "baseline": self.baseline,
             "measures": [asdict(measure) for measure in self.measures],
@@ -357,6 +358,12 @@ def _paper_difference(number: Any, reference: Any, runs: int) -> dict[str, Any] 
     return asdict(found)
 
 
+def _settings(outcomes: Sequence[Outcome]) -> str:
+    """The networks and data of the trainings that there are, as a sentence."""
+    labels = [outcome.experiment.label for outcome in outcomes if any(outcome.records.values())]
+    return f" Network{'s' * (len(labels) > 1)} and data: {'; '.join(labels)}." if labels else ""
+
+
 def _scale_notes(scale: Scale) -> tuple[str, ...]:
     if scale == "paper":
         return ()
@@ -398,7 +405,9 @@ def _unmeasured(outcomes: Sequence[Outcome]) -> list[str]:
         f"{outcome.experiment.label}: there is no {measure.title}. {measure.needs}"
         for outcome in outcomes
         for measure in outcome.table.measures
-        if measure.needs and all(row["measures"][measure.name]["mean"] is None for row in outcome.summary["rows"])
+        if measure.needs
+        and any(outcome.records.values())
+        and all(row["measures"][measure.name]["mean"] is None for row in outcome.summary["rows"])
     ]
 
 

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from orthocond.lab.config import Config, Scale, change, flatten, to_json
-from orthocond.lab.presets import preset
+from orthocond.lab.presets import command_of
 from orthocond.lab.runs.files import write_atomically
 from orthocond.lab.tables import statistics
 from orthocond.lab.tables.comparison import Experiment, FigurePlan, Measure, Outcome, label
@@ -180,7 +180,7 @@ class Claims(Table):
                         m.name: _center([term.arm.of(m, record) for record in records]) for m in self.measures
                     },
                     "cpu_seconds": _center([cpu_seconds(record) for record in records]),
-                    "command": command(configs[0]),
+                    "command": command_of(flatten(to_json(configs[0]))),
                 }
                 key = row["command"], term.arm.view
                 known = found.setdefault(key, row)
@@ -258,18 +258,6 @@ def cpu_seconds(record: Record) -> float | None:
     starts = [0, *steps[:-1]]
     total = sum(mean * (end - start) for start, end, mean in zip(starts, steps, means, strict=True))
     return total + (record.metrics[-1]["step"] - steps[-1]) * means[-1]
-
-
-def command(config: Config) -> str:
-    """The command of one training, with the settings that differ from its preset."""
-    base, mine = flatten(to_json(preset(config.preset, config.scale))), flatten(to_json(config))
-    words = ["orthocond train", config.preset]
-    words += [] if config.scale == "laptop" else ["--scale", config.scale]
-    for name, value in mine.items():
-        if name != "seed" and value != base[name]:
-            shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            words += ["--method" if name == "method.name" else f"--{name.replace('_', '-')}", shown]
-    return " ".join([*words, "--seed", str(config.seed)])
 
 
 def _value(contrast: Contrast, scale: Scale, seed: int, measure: Measure, material: Material) -> float | None:

@@ -21,7 +21,8 @@ _COLORS = (
     | {"sn": _ORANGE, "ol": _SKY, "ow": _GREEN, "wi": _WINE, "mow": _TEAL, "bn+wi": _WINE}
     | {"nog": _BLUE, "nog+sn": _ORANGE, "nog+ol": _SKY, "nog+ow": _GREEN}
     | {"olr": _RED, "nog+olr": _ORANGE, "ow+olr": _GREEN, "nog+ow+olr": _PURPLE}
-    | {"none": _BLACK, "hp": _PURPLE, "orojar": _WINE, "lvp": _TEAL}
+    | {"none": _BLACK, "stiefel": _GRAY, "hp": _PURPLE, "orojar": _WINE, "lvp": _TEAL}
+    | {"ol+hp": _PURPLE, "ol+orojar": _WINE, "ol+lvp": _TEAL}
 )
 _MANY = 80  # points of a curve, so that files stay small
 _FONT = 8.5
@@ -30,6 +31,7 @@ _LARGE = 100_000  # bytes of a PNG
 LETTER = 0.0715
 """Inches that a letter of a label takes."""
 _PANEL, _HEIGHT = 3.4, 2.9  # inches of a panel
+_LINE = 0.17  # inches of another line of a heading
 
 
 class Curve(NamedTuple):
@@ -102,9 +104,10 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height))
 
 
-def panels(rows: int, columns: int, labels: Sequence[str] = ()) -> tuple[Any, list[list[Any]]]:
-    """A figure with panels in rows, with room to the right of each for these labels."""
-    wide, gap, left, top, bottom = _PANEL + LETTER * max(map(len, labels), default=0) + 0.3, 0.6, 0.65, 0.35, 0.5
+def panels(rows: int, columns: int, labels: Sequence[str] = (), lines: int = 1) -> tuple[Any, list[list[Any]]]:
+    """A figure with panels in rows, with room to the right of each for these labels, and for headings of some lines."""
+    wide, gap, left = _PANEL + LETTER * max(map(len, labels), default=0) + 0.3, 0.6, 0.85
+    top, bottom = 0.35 + _LINE * (lines - 1), 0.5
     width = columns * (wide + gap) - gap + left
     height = rows * (_HEIGHT + bottom + top)
     figure = new_figure(width, height)
@@ -123,7 +126,7 @@ def dress(axes: Any) -> None:
     axes.grid(True, which="major", color="0.91", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=_FONT, color="0.6")
+    axes.tick_params(which="both", labelsize=_FONT, color="0.6")
     axes.spines[["left", "bottom"]].set_color("0.6")
     axes.margins(x=0.01)
     for text in (axes.xaxis.label, axes.yaxis.label):
@@ -131,8 +134,8 @@ def dress(axes: Any) -> None:
 
 
 def title(axes: Any, text: str, **settings: Any) -> None:
-    """A heading at the left of a panel."""
-    axes.set_title(text, loc="left", size=_FONT + 1.5, **settings)
+    """A heading at the left of a panel, above the labels of lines that end at its top."""
+    axes.set_title(text, loc="left", **{"size": _FONT + 1.5, "pad": 9, **settings})
 
 
 def draw_curve(axes: Any, found: Curve, name: str, *, dashed: bool, marker: str | None = None) -> None:
@@ -142,30 +145,35 @@ def draw_curve(axes: Any, found: Curve, name: str, *, dashed: bool, marker: str 
     axes.plot(found.x, found.mean, color=tint, linewidth=1.7, linestyle=(0, (3, 1.3)) if dashed else "-", marker=marker)
 
 
-def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names beside the right ends of lines, moved apart where they would overlap.
+def label_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Names beside the ends of lines, moved apart where they would overlap.
+
+    A name stands to the right of its end if it has room there within the panel, a little higher, since other lines go
+    on below; else it stands beyond the right border.
 
     Args:
         axes: The panel, whose limits are final afterwards.
-        ends: Height of an end in data, text and color of each.
+        ends: Both coordinates of an end in data, text and color of each.
     """
+    left, right = axes.get_xlim()
     low, high = axes.get_ylim()
     scale: Callable[[float], float] = math.log if axes.get_yscale() == "log" else float
-    heights = [(scale(y) - scale(low)) / (scale(high) - scale(low)) for y, _, _ in ends]
-    order = sorted(range(len(ends)), key=lambda i: heights[i])
-    places = spread_out([heights[i] for i in order], 1.35 * _FONT / 72 / _HEIGHT, top=1.0)
-    axes.set_ylim(low, high)
-    for place, index in zip(places, order, strict=True):
-        _, text, tint = ends[index]
-        axes.plot(
-            [1.0, 1.03, 1.05],
-            [heights[index], place, place],
-            color=tint,
-            linewidth=0.7,
-            transform=axes.transAxes,
-            clip_on=False,
-        )
-        axes.text(1.06, place, text, color=ink(tint), size=_FONT, va="center", transform=axes.transAxes)
+    found = [
+        ((x - left) / (right - left), (scale(y) - scale(low)) / (scale(high) - scale(low)), text, tint)
+        for x, y, text, tint in ends
+    ]
+    inside = [end for end in found if end[0] + 0.04 + LETTER * len(end[2]) / _PANEL < 1]
+    for group in (inside, [end for end in found if end not in inside]):
+        group.sort(key=lambda end: end[1])
+        lift = 0.035 if group is inside else 0.0
+        places = spread_out([y + lift for _, y, *_ in group], 1.35 * _FONT / 72 / _HEIGHT, top=1.0)
+        for place, (x, y, text, tint) in zip(places, group, strict=True):
+            start = x + 0.03 if group is inside else 1.05
+            line = [(x, y), (start - 0.02, place), (start, place)]
+            axes.plot(*zip(*line, strict=True), color=tint, linewidth=0.9, transform=axes.transAxes, clip_on=False)
+            style = {"color": ink(tint), "size": _FONT, "va": "center", "transform": axes.transAxes}
+            axes.text(start + 0.01, place, text, **style)
+    axes.set(xlim=(left, right), ylim=(low, high))
 
 
 def spread_out(heights: Sequence[float], gap: float, top: float = math.inf) -> list[float]:
@@ -203,5 +211,5 @@ def save(figure: Any, stem: Path) -> None:
         figure.savefig(stem.with_name(f"{stem.name}.svg"), metadata={"Date": None, "Creator": None})
     image = Image.open(pixels).convert("RGB")
     if len(pixels.getvalue()) > _LARGE:  # a third of the size; but few pixels of one color could get that of others
-        image = image.quantize(256, method=Image.Quantize.MEDIANCUT)
+        image = image.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=1)
     image.save(stem.with_name(f"{stem.name}.png"), optimize=True)

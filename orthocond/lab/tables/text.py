@@ -115,6 +115,20 @@ def p_value(value: float | None) -> str:
     return _NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
+def trained(experiment: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows with a training that has ended, if only because its loss was not finite."""
+    return [row for row in experiment["rows"] if row["seeds"] or row["stopped"]]
+
+
+def untrained(experiment: Mapping[str, Any]) -> str:
+    """Which rows have no training yet; empty if all have one."""
+    known = trained(experiment)
+    names = [row["label"] for row in experiment["rows"] if row not in known]
+    if not known:
+        return "Not trained yet."
+    return f"Not trained yet: {', '.join(names)}." if names else ""
+
+
 def _fact(cell: dict[str, Any], style: str) -> str:
     if cell["mean"] is None:
         return _NONE
@@ -124,6 +138,8 @@ def _fact(cell: dict[str, Any], style: str) -> str:
         return f"{100 * cell['mean']:.0f} %"
     if style == "milliseconds":
         return f"{1000 * cell['mean']:.0f}"
+    if 0 < cell["mean"] < 0.1:
+        return f"{cell['mean']:.2g}"
     return f"{cell['mean']:.1f}".removesuffix(".0")
 
 
@@ -132,25 +148,31 @@ def _markdown(content: dict[str, Any]) -> str:
         (r["label"] for e in content["experiments"] for r in e["rows"] if r["method"]["name"] == content["baseline"]),
         content["baseline"],
     )
+    known = [(experiment, trained(experiment)) for experiment in content["experiments"]]
     parts = [f"# {content['title']}", content["text"]]
-    for experiment in content["experiments"]:
-        parts.append(f"## {experiment['label']}")
-        if len(content["measures"]) > _FEW:
-            parts.append(_overview(content, experiment))
-        parts += [_measure_grid(content, experiment, measure, base) for measure in content["measures"]]
-        parts.append(_fact_grid(content, experiment, base))
+    parts += [f"{experiment['label']}: {lowered(untrained(experiment))}" for experiment, rows in known if not rows]
+    for experiment, rows in known:
+        if rows:
+            parts += [f"## {experiment['label']}", untrained(experiment), *_grids(content, rows, base)]
     parts += [f"![{name}]({name}.png)" for name in content["figures"]]
     parts.append("## Notes")
     parts.append("\n".join(f"- {note}" for note in content["notes"]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _overview(content: dict[str, Any], experiment: dict[str, Any]) -> str:
+def _grids(content: dict[str, Any], known: list[dict[str, Any]], base: str) -> list[str]:
+    """All measures beside one another if they are many, then each by itself, then the facts."""
+    overview = [_overview(content, known)] if len(content["measures"]) > _FEW else []
+    measures = [_measure_grid(content, known, measure, base) for measure in content["measures"]]
+    return [*overview, *measures, _fact_grid(content, known, base)]
+
+
+def _overview(content: dict[str, Any], known: list[dict[str, Any]]) -> str:
     """All measures of ours beside one another, with a mark where the difference to the baseline is significant."""
     measures = content["measures"]
     marks = {"better": " ▲", "worse": " ▼"}
     rows = []
-    for row in experiment["rows"]:
+    for row in known:
         cells = [row["measures"][measure["name"]] for measure in measures]
         verdicts = [(cell.get("difference") or {}).get("verdict", "") for cell in cells]
         rows.append([row["label"], *(spread(c) + marks.get(v, "") for c, v in zip(cells, verdicts, strict=True))])
@@ -158,7 +180,7 @@ def _overview(content: dict[str, Any], experiment: dict[str, Any]) -> str:
     return grid(["ours; ▲ significantly better, ▼ worse", *head], rows)
 
 
-def _measure_grid(content: dict[str, Any], experiment: dict[str, Any], measure: dict[str, Any], base: str) -> str:
+def _measure_grid(content: dict[str, Any], known: list[dict[str, Any]], measure: dict[str, Any], base: str) -> str:
     best = "max" if measure["higher"] else "min"
     head = [
         measure["title"],
@@ -174,7 +196,7 @@ def _measure_grid(content: dict[str, Any], experiment: dict[str, Any], measure: 
         "significant?",
     ]
     rows = []
-    for row in experiment["rows"]:
+    for row in known:
         cell = row["measures"][measure["name"]]
         found = cell.get("difference") or {}
         rows.append(
@@ -203,10 +225,10 @@ def _seeds(row: dict[str, Any], asked: int) -> str:
     return ", ".join(parts)
 
 
-def _fact_grid(content: dict[str, Any], experiment: dict[str, Any], base: str) -> str:
+def _fact_grid(content: dict[str, Any], known: list[dict[str, Any]], base: str) -> str:
     columns: list[tuple[str, list[str]]] = []
     for fact in content["facts"]:
-        cells = [row["facts"][fact["key"]] for row in experiment["rows"]]
+        cells = [row["facts"][fact["key"]] for row in known]
         if any(cell["paper"] is not None for cell in cells):
             texts = [_NONE if cell["paper"] is None else str(cell["paper"]) for cell in cells]
             columns.append((f"paper: {fact['paper_title'] or fact['title']}", texts))
@@ -214,9 +236,9 @@ def _fact_grid(content: dict[str, Any], experiment: dict[str, Any], base: str) -
             columns.append((fact["title"], [_fact(cell, fact["style"]) for cell in cells]))
         if any(cell.get("ratio") for cell in cells):
             columns.append((f"… / {base} [95 %]", [interval(cell.get("ratio"), factor=True) for cell in cells]))
-    labels = [row["label"] for row in experiment["rows"]]
+    labels = [row["label"] for row in known]
     lines = [[name, *(texts[i] for _, texts in columns)] for i, name in enumerate(labels)]
-    return grid(["Conditioning and cost", *(title for title, _ in columns)], lines)
+    return grid(["Conditioning and cost", *(title for title, _ in columns)], lines) if columns else ""
 
 
 def _csv(content: dict[str, Any]) -> str:
