@@ -24,6 +24,10 @@ def _made_up():
     return content | {"decompositions": 1440, "iterations": 120, "not_converged": 3, "expected": 1440 * 5 / 77e6}
 
 
+def _markdown(content):
+    return stress_report.markdown(content | {"verdict": stress_report.verdict(content["cells"])})
+
+
 def _fail(content, count, kind, **settings):
     chosen = stress_report._select(content["cells"], **settings)
     assert chosen
@@ -111,7 +115,7 @@ def test_grids_have_a_column_of_what_goes_wrong():
     content = _made_up()
     _fail(content, 10, "root", place=POOLING, eps=0.0, solver=_EIGH, features="float32")
     _fail(content, 5, "unsolved", place=POOLING, eps=0.0, solver=_SVD, features="float32", treatment="sn")
-    text = stress_report.markdown(content)
+    text = _markdown(content)
     section = text.partition("## Covariance pooling: float32 features, ε = 0\n")[2].partition("##")[0]
     assert "| solver | fresh: none | fresh: SN | fresh: OW | what goes wrong |" in section
     assert "| largest eigenvalue, median | 5 | 5 | 5 |  |" in section
@@ -120,7 +124,7 @@ def test_grids_have_a_column_of_what_goes_wrong():
 
 
 def test_notes_count_what_was_decomposed_and_what_did_not_converge():
-    text = stress_report.markdown(_made_up())
+    text = _markdown(_made_up())
     assert (
         "1,440 roots were taken by a decomposition, and 3 of these did not converge at first; torch's own are" in text
     )
