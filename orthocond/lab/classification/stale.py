@@ -1,6 +1,6 @@
 """Stale statistics: what the running covariance of a whitening layer costs in evaluation, and what helps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,14 +25,18 @@ _MEASURES = (
     Measure("recalibrated", "refreshed", "recalibrated_error"),
 )
 _NOTES = (
-    "All five are test errors of the same weights; only the statistics of the normalization layers differ. As "
-    'trained: the layer as it is, whose default `lag="cover"` adds to the running covariance what the last batch '
+    "The first four are test errors of the same weights; only the statistics of the normalization layers differ. "
+    'As trained: the layer as it is, whose default `lag="cover"` adds to the running covariance what the last batch '
     'has in excess of it. Lag ignored: the running covariance alone, `lag="ignore"`. Settled: running averages of '
     "the same momentum after 40 more batches at a rate of 0, so that nothing lags. Refreshed: plain averages over 32 "
-    "batches, by `update_statistics`. Following: the same training with `model.follow`, which changes no weight: "
-    "running statistics go along with the weight of the stem, by `DecorrelatedBatchNorm2d.follow`.",
+    "batches, by `update_statistics`.",
+    "Following is the error as trained of another training with the same configuration and seed, and `model.follow`: "
+    "running statistics go along with the weight of the stem, by `DecorrelatedBatchNorm2d.follow`. Training computes "
+    "the same, but the rounding of another machine can make its weights differ. The weights of a pair count as the "
+    "same if all losses that both have logged are equal.",
     "If settled equals refreshed, the running average itself costs nothing, and what as trained loses is the lag. "
-    "What the cover saves is lag ignored less as trained; brackets are 95 % intervals over seeds.",
+    "The cover saves lag ignored less as trained. Following saves as trained less following, on the seeds that have "
+    "both. The lag costs as trained less refreshed, each of the same training. Brackets are 95 % intervals over seeds.",
     "Constant: the rate rises for a quarter of the training and stays. Falling: it falls to 0 from there, so that "
     "weights hardly move at the end.",
 )
@@ -77,7 +81,7 @@ def _rows() -> Iterator[_Training]:
 
 @dataclass(frozen=True)
 class StaleStatistics(Table):
-    """Errors of the same weights with five kinds of statistics, for methods, momenta, ridges and schedules."""
+    """Errors of the same weights with kinds of statistics, and of a twin that follows, for methods and settings."""
 
     def configs(self, scale: Scale, seeds: int) -> list[Config]:
         """All rows of a seed before those of the next."""
@@ -105,8 +109,9 @@ def _summary(row: _Training, material: Material) -> dict[str, Any]:
     configs = [row.config(material.scale, seed) for seed in range(material.seeds)]
     records = [r for c in configs if (r := material.records.get(c)) is not None and r.finished]
     schedule = configs[0].schedule
-    twins = [row.following(material.scale, record.config.seed) for record in records]
-    following = [r for c in twins if row.may_follow and (r := material.records.get(c)) is not None and r.finished]
+    twins = [(record, row.following(material.scale, record.config.seed)) for record in records if row.may_follow]
+    pairs = [(r, t) for r, c in twins if (t := material.records.get(c)) is not None and t.finished]
+    following = [twin for _, twin in pairs]
     return {
         "label": row.label,
         "epochs": schedule.epochs,
@@ -116,9 +121,15 @@ def _summary(row: _Training, material: Material) -> dict[str, Any]:
         "seeds": [record.config.seed for record in records],
         "errors": {measure.name: _center(records, measure) for measure in _MEASURES},
         "following": _center(following, _MEASURES[1]),
-        "left": _difference(following, _MEASURES[1], _MEASURES[3]),
-        "lost": _difference(records, _MEASURES[1], _MEASURES[3]),
+        "pairs": {
+            "seeds": [twin.config.seed for twin in following],
+            "same_weights": sum(r.series("loss") == t.series("loss") for r, t in pairs),
+        },
         "saved": _difference(records, _MEASURES[0], _MEASURES[1]),
+        "gained": _gained(pairs),
+        "lost": _difference(records, _MEASURES[1], _MEASURES[3]),
+        "left": _difference(following, _MEASURES[1], _MEASURES[3]),
+        "unexplained": _difference(records, _MEASURES[2], _MEASURES[3]),
     }
 
 
@@ -133,28 +144,64 @@ def _center(records: list[Record], measure: Measure) -> dict[str, Any]:
 
 def _difference(records: list[Record], first: Measure, second: Measure) -> dict[str, Any] | None:
     """How much larger the first error is than the second, for the trainings that have both."""
-    pairs = [(a, b) for r in records if (a := first.of(r)) is not None and (b := second.of(r)) is not None]
-    return asdict(statistics.paired(*map(list, zip(*pairs, strict=True)))) if pairs else None
+    return _paired((first.of(record), second.of(record)) for record in records)
+
+
+def _gained(pairs: Iterable[tuple[Record, Record]]) -> dict[str, Any] | None:
+    """How much larger the error is as trained than that of the twin that follows, seed by seed."""
+    return _paired((_MEASURES[1].of(record), _MEASURES[1].of(twin)) for record, twin in pairs)
+
+
+def _paired(values: Iterable[tuple[float | None, float | None]]) -> dict[str, Any] | None:
+    known = [(a, b) for a, b in values if a is not None and b is not None]
+    return asdict(statistics.paired([a for a, _ in known], [b for _, b in known])) if known else None
 
 
 def _verdict(rows: list[dict[str, Any]]) -> list[str]:
-    """What the lag costs where it is ignored, how much of that the cover saves, and where the default fails."""
+    """What the lag costs where it is ignored, what the cover and following save, and what the lag does not explain."""
     known = [row for row in rows if row["lost"] and row["saved"]]
     if not known:
         return ["Nothing is known yet: no training has been evaluated with all kinds of statistics."]
     ignored = {id(row): row["lost"]["mean"] + row["saved"]["mean"] for row in known}
     worst = max(known, key=lambda row: ignored[id(row)])
     left = max(known, key=lambda row: row["lost"]["mean"])
-    followed = sorted((row for row in rows if row["left"]), key=lambda row: -row["left"]["mean"])
     return [
         f"Where the lag is ignored, stale statistics cost up to {ignored[id(worst)]:.1f} points ({_named(worst)}); of "
         f"these the cover saves {worst['saved']['mean']:.1f}.",
         f"As trained, with the cover, they cost at most {left['lost']['mean']:.1f} points ({_named(left)}).",
-        *(
-            f"With statistics that follow the weight they cost {row['left']['mean']:.1f} at most ({_named(row)})."
-            for row in followed[:1]
-        ),
+        *_of_following([row for row in rows if row["left"] and row["gained"]]),
+        *_of_the_rest([row for row in rows if row["unexplained"]]),
     ]
+
+
+def _of_following(rows: list[dict[str, Any]]) -> list[str]:
+    """What the lag costs where statistics follow, and what that saves on the same seeds."""
+    if not rows:
+        return []
+    left, most = (max(rows, key=lambda row: row[key]["mean"]) for key in ("left", "gained"))
+    pairs, same = (sum(counts) for counts in zip(*map(_pairs, rows), strict=True))
+    return [
+        f"With statistics that follow the weight they cost {left['left']['mean']:.1f} at most ({_named(left)}).",
+        f"On the same seeds, following saves up to {most['gained']['mean']:.1f} points ({_named(most)}); in {same} of "
+        f"{pairs} pairs of trainings the weights are the same.",
+    ]
+
+
+def _of_the_rest(rows: list[dict[str, Any]]) -> list[str]:
+    """What of the gap between as trained and refreshed is left once nothing lags."""
+    if not rows:
+        return []
+    row = max(rows, key=lambda row: abs(row["unexplained"]["mean"]))
+    return [
+        "Stale statistics explain the gap between as trained and refreshed errors but for "
+        f"{abs(row['unexplained']['mean']):.2f} points: by so much, at most, settled and refreshed differ in the mean "
+        f"of a row ({_named(row)})."
+    ]
+
+
+def _pairs(row: dict[str, Any]) -> tuple[int, int]:
+    """How many trainings have a twin that follows, and how many of these the same weights."""
+    return len(row["pairs"]["seeds"]), row["pairs"]["same_weights"]
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -181,9 +228,11 @@ def _markdown(content: dict[str, Any]) -> str:
         *titles,
         "following (%)",
         "cover saves [95 %]",
+        "following saves [95 %]",
         "lag costs as trained [95 %]",
-        "following [95 %]",
+        "lag costs following [95 %]",
         "seeds",
+        "of these following (same weights)",
     ]
     rows = [
         [
@@ -194,10 +243,9 @@ def _markdown(content: dict[str, Any]) -> str:
             f"{row['eps']:g}",
             *(spread(row["errors"][measure.name]) for measure in _MEASURES),
             spread(row["following"]),
-            interval(row["saved"]),
-            interval(row["lost"]),
-            interval(row["left"]),
+            *(interval(row[key]) for key in ("saved", "gained", "lost", "left")),
             str(len(row["seeds"])),
+            "{} ({})".format(*_pairs(row)) if row["pairs"]["seeds"] else "–",
         ]
         for row in content["stale"]
     ]
