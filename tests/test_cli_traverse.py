@@ -88,7 +88,6 @@ def test_steps():
         (("0", "--steps", "3..-3"), 2, "go up"),
         (("0", "--gif", "--out", "a.png"), 2, "ends with .gif"),
         (("0", "--directions", "jacobi"), 2, "jacobian"),
-        (("1", "--directions", "sefa"), 1, "Use its own"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
 )

@@ -139,7 +139,7 @@ def test_eigengan_and_the_distance_of_images(tmp_path):
     assert (found["protocol"], found["real"], found["floor"]["images"]) == ("fd20-pool", 20, 20)
     assert found["value"] > found["floor"]["value"] > 0
     assert found["kernel"] > found["floor"]["kernel"]
-    assert list(result["directions"]) == ["eigengan", "joint"]
+    assert list(result["directions"]) == ["eigengan", "sefa", "jacobian", "joint"]
     own, joint = result["directions"]["eigengan"], result["directions"]["joint"]
     assert sorted(own["names"]) == ["L0 D0", "L0 D1", "L1 D0", "L1 D1"]
     assert sorted(joint["names"]) == ["L0 joint 0", "L0 joint 1", "L1 joint 0", "L1 joint 1"]
@@ -181,7 +181,7 @@ def test_noise_as_latent(tmp_path):
     z, noise = torch.randn(5, 4), torch.randn(5, 3)
     assert whole.z_dim == 7
     assert torch.equal(whole(torch.cat([z, noise], 1)), generator(z, noise))
-    assert kinds_of(generator) == ("eigengan", "joint")
+    assert kinds_of(generator) == ("eigengan", "sefa", "jacobian", "joint")
 
 
 def test_protocols():

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -269,6 +269,26 @@ def from_eigenvectors(
     names = tuple(f"{method} {i}" for i in range(len(rows)))
     dtype = at_least_float32(dtype)
     return Directions(rows.to(dtype), values[order].clamp_min(0).to(dtype), names, method, tie_tol)
+
+
+def in_blocks(parts: Sequence[Directions]) -> Directions:
+    """Directions of consecutive groups of latents as directions of all of them, the most important ones first.
+
+    They are named after their group, as in ``L1 sefa 0``, and tie within it only.
+    """
+    importance = torch.cat([part.importance for part in parts])
+    order = importance.argsort(descending=True, stable=True).tolist()
+    names = [f"L{i} {name}" for i, part in enumerate(parts) for name in part.names]
+    firsts = accumulate((len(part) for part in parts), initial=0)
+    ties = [[first + i for i in group] for first, part in zip(firsts, parts, strict=False) for group in part.ties]
+    return Directions(
+        torch.block_diag(*(part.vectors for part in parts))[order],
+        importance[order],
+        tuple(names[i] for i in order),
+        parts[0].method,
+        parts[0].tie_tol,
+        tied=tuple(tuple(sorted(map(order.index, group))) for group in ties),
+    )
 
 
 def with_positive_largest(rows: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orthocond._checks import check_floating
+from orthocond._checks import check_count, check_floating
 from orthocond.directions.basis import TIE_TOL, Directions, axes, check_k, from_eigenvectors
 from orthocond.generators import Generator, as_generator
 from orthocond.matrix.decompose import check_finite, eigh
@@ -98,6 +98,14 @@ def _projection(layer: Projection) -> Tensor:
         return layer.weight.detach().flatten(1).mT
     if isinstance(layer, _CONVOLUTIONS):
         return layer.weight.detach().transpose(0, 1).flatten(1).mT
+    weight, scale = (getattr(layer, name, None) for name in ("weight", "scale"))
+    if (
+        isinstance(weight, Tensor)
+        and isinstance(scale, Tensor)
+        and weight.ndim == 2
+        and scale.shape == weight.shape[:1]
+    ):
+        return (scale[:, None] * weight).detach().mT
     raise TypeError(
         f"sefa needs a Linear, a convolution or a matrix (outputs, z_dim); got {type(layer).__name__}. "
         "If you have a generator, pass the first layer that the latent goes through."
@@ -108,6 +116,19 @@ def subspaces_of(generator: object) -> list[Any]:
     """The subspaces of an EigenGAN, from coarse to fine; none for other generators."""
     inner = generator.module if isinstance(generator, Generator) else generator
     return list(getattr(inner, "subspaces", []))
+
+
+def check_blocks(blocks: Sequence[int], z_dim: int, name: str) -> list[int]:
+    """Sizes of groups of latents that have directions of their own.
+
+    Raises:
+        ValueError: If a size is not a positive number, or they are not of all latents.
+    """
+    for size in blocks:
+        check_count(size, f"{name}(blocks=...)", 1)
+    if sum(blocks) != z_dim:
+        raise ValueError(f"{name}(blocks=...) needs sizes of sum {z_dim}, as many as latents; got {list(blocks)}.")
+    return list(blocks)
 
 
 def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Directions:

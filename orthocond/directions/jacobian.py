@@ -1,7 +1,7 @@
 """Directions in which the image itself moves most: eigenvectors of the averaged Jacobian Gram (section 5.1)."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from orthocond._checks import check_choice, check_count, check_not_negative
-from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors
+from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors, in_blocks
+from orthocond.directions.factorize import check_blocks
 from orthocond.generators import (
     Generator,
     ImageGenerator,
@@ -203,6 +204,7 @@ def jacobian_directions(
     k: int | None = None,
     *,
     method: str = "auto",
+    blocks: Sequence[int] | None = None,
     derivative: str = "auto",
     tol: float = 1e-3,
     tie_tol: float = TIE_TOL,
@@ -224,6 +226,8 @@ def jacobian_directions(
         z: Latents ``(n, z_dim)``, or how many to sample from the prior.
         k: How many directions; None for all.
         method: ``"exact"``, ``"krylov"``, or ``"auto"``: the one that needs fewer products.
+        blocks: Sizes of groups of consecutive latents, each of which has directions of its own, such as the layers of
+            an EigenGAN; None is one block. They need all columns of J, and so not ``"krylov"``.
         derivative: ``"forward"``; ``"reverse"``, twice backward, for generators with parts that have no forward rule;
             ``"difference"``, central differences; or ``"auto"``: the first of them that works, with a warning if it is
             the last.
@@ -266,7 +270,13 @@ def jacobian_directions(
     check_k(k, d, name)
     check_choice(method, f"{name}(method=...)", ("auto", "exact", "krylov"))
     check_not_negative(tol, f"{name}(tol=...)")
+    check_not_negative(tie_tol, f"{name}(tie_tol=...)")
     check_count(batch_size, "batch_size", 1)
+    if blocks is not None:
+        sizes = check_blocks(blocks, d, name)
+        if method == "krylov":
+            raise ValueError(f"{name}(method='krylov') has no blocks; use 'exact'.")
+        method = "exact"
     with evaluating(generator):
         found = derivative_of(generator, z, derivative, name)
         if method == "krylov" and found.kind == "difference":
@@ -275,6 +285,12 @@ def jacobian_directions(
         if method == "auto":
             # Three blocks are the rule, and a product with its transpose costs as much as three columns.
             method = "krylov" if 9 * block < d and found.kind != "difference" else "exact"
+        if blocks is not None:
+            gram = gram_matrices(found, z, batch_size)[0] * generator.sigma**2
+            check_moves(gram, name)
+            parts = [rows.split(sizes, 1)[i] for i, rows in enumerate(gram.split(sizes))]
+            own = [from_eigenvectors(*eigh(part), z.dtype, None, "jacobian", tie_tol) for part in parts]
+            return in_blocks(own)[:k]
         if method == "exact":
             values, vectors = eigh(gram_matrices(found, z, batch_size)[0])
         else:

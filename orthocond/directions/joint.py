@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthocond._checks import at_least_float32, check_choice, check_count
+from orthocond._checks import at_least_float32, check_choice, check_count, check_not_negative
 from orthocond._html import paragraph
 from orthocond.directions.basis import TIE_TOL, Directions, check_k, direction_rows
 from orthocond.directions.diagonalize import jointly_diagonalize, off_diagonal
-from orthocond.directions.factorize import subspaces_of
+from orthocond.directions.factorize import check_blocks, subspaces_of
 from orthocond.directions.jacobian import check_moves, derivative_of, grams_of_latents, jacobian_directions
 from orthocond.generators import Generator, ImageGenerator, as_generator, evaluating, latents_of
 from orthocond.matrix.decompose import eigh
 
 _MOST_DIMENSIONS = 128  # that are rotated if not told
+_NORMALIZATIONS = ("trace", "norm", "none")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,25 +31,30 @@ class JointDirections(Directions):
             `jacobian_directions` has them, and ``"joint"`` for these.
         agreement: Smallest cosine between a direction and its partner from another start; near 1 if the optimum is
             unique.
+        converged: Whether the rotation came to rest before the limit of steps.
 
     Ties are groups that the generator does not tell apart. Importances may be equal without a tie.
     """
 
     energies: dict[str, float] = field(default_factory=dict)
     agreement: float = math.nan
+    converged: bool = True
 
     def _extras(self) -> dict[str, Any]:
-        return {"energies": self.energies, "agreement": None if math.isnan(self.agreement) else self.agreement}
+        agreement = None if math.isnan(self.agreement) else self.agreement
+        return {"energies": self.energies, "agreement": agreement, "converged": self.converged}
 
     @staticmethod
     def _read_extras(content: dict[str, Any]) -> dict[str, Any]:
         agreement = content["agreement"]
         energies = {str(name): float(value) for name, value in content["energies"].items()}
-        return {"energies": energies, "agreement": math.nan if agreement is None else float(agreement)}
+        agreement = math.nan if agreement is None else float(agreement)
+        return {"energies": energies, "agreement": agreement, "converged": bool(content.get("converged", True))}
 
     def _summary(self) -> str:
         energies = ", ".join(f"{name} {value:.3f}" for name, value in self.energies.items())
-        return f"off the diagonal: {energies}; agreement of the starts {self.agreement:.3f}"
+        rest = "" if self.converged else "; stopped at the limit of steps"
+        return f"off the diagonal: {energies}; agreement of the starts {self.agreement:.3f}{rest}"
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""
@@ -134,16 +140,21 @@ def joint_directions(
     z = latents_of(generator, z, name, seed)
     d = z.shape[1]
     check_k(k, d, name)
-    sizes = _check_blocks(blocks, generator)
+    if blocks is None:
+        blocks = [len(one.weight) for one in subspaces_of(generator)] or [d]
+    sizes = check_blocks(blocks, d, name)
+    w = _check_weights(weights, z)
+    check_choice(normalize, f"{name}(normalize=...)", _NORMALIZATIONS)
+    check_count(starts, f"{name}(starts=...)", 1)
+    check_not_negative(tie_tol, f"{name}(tie_tol=...)")
     rows = torch.eye(d, dtype=z.dtype, device=z.device)
     size = min(k or _MOST_DIMENSIONS, d)
     if len(sizes) == 1 and size < d:
         rows = jacobian_directions(generator, z, size, derivative=derivative, batch_size=batch_size).vectors.to(z)
         sizes = [size]
     grams = _grams(generator, z, rows, derivative, batch_size, name)
-    w = _check_weights(weights, z)
     matrices = _normalized(grams, normalize) * w.sqrt()[:, None, None]
-    rotation, ties, agreement = _rotate_blocks(matrices, sizes, starts, tie_tol, seed)
+    rotation, ties, agreement, converged = _rotate_blocks(matrices, sizes, starts, tie_tol, seed)
     average = (w[:, None, None] * grams).sum(0) / w.sum() * generator.sigma**2
     mean = torch.block_diag(*(eigh(part[0])[1].mT for part in _blocks(average[None], sizes)))
     energies = {"axes": off_diagonal(matrices)} if len(rows) == d else {}
@@ -161,6 +172,7 @@ def joint_directions(
         tie_tol,
         energies=energies,
         agreement=agreement,
+        converged=converged,
         tied=tuple(tuple(sorted(map(order.index, group))) for group in ties),
     )[:k]
 
@@ -236,6 +248,7 @@ def off_diagonal_energies(
     name = "off_diagonal_energy"
     generator = as_generator(generator, name)
     z = latents_of(generator, z, name, seed)
+    check_choice(normalize, f"{name}(normalize=...)", _NORMALIZATIONS)
     rows = [direction_rows(directions, generator.z_dim, name).to(z) for directions in bases]
     shared = rows[0] if len(rows) == 1 else torch.eye(generator.z_dim).to(z)
     grams = _grams(generator, z, shared, derivative, batch_size, name)
@@ -253,7 +266,6 @@ def _grams(generator: Generator, z: Tensor, rows: Tensor, derivative: str, batch
 
 def _normalized(grams: Tensor, kind: str) -> Tensor:
     """The matrices divided by their sizes; one that is zero stays so."""
-    check_choice(kind, "normalize", ("trace", "norm", "none"))
     if kind == "none":
         return grams
     traces = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -270,19 +282,6 @@ def _check_weights(weights: Tensor | None, z: Tensor) -> Tensor:
     return w.to(z.device).double()
 
 
-def _check_blocks(blocks: Sequence[int] | None, generator: Generator) -> list[int]:
-    """Sizes of the groups of latents that rotate among themselves."""
-    if blocks is None:
-        blocks = [len(one.weight) for one in subspaces_of(generator)] or [generator.z_dim]
-    for size in blocks:
-        check_count(size, "joint_directions(blocks=...)", 1)
-    if sum(blocks) != generator.z_dim:
-        raise ValueError(
-            f"joint_directions(blocks=...) needs sizes of sum {generator.z_dim}, as many as latents; got {blocks}."
-        )
-    return list(blocks)
-
-
 def _blocks(matrices: Tensor, sizes: list[int]) -> list[Tensor]:
     """The blocks on the diagonal."""
     rows = matrices.split(sizes, dim=1)
@@ -291,8 +290,8 @@ def _blocks(matrices: Tensor, sizes: list[int]) -> list[Tensor]:
 
 def _rotate_blocks(
     matrices: Tensor, sizes: list[int], starts: int, tie_tol: float, seed: int
-) -> tuple[Tensor, list[tuple[int, ...]], float]:
-    """The rotation of all blocks, their ties, and the least agreement."""
+) -> tuple[Tensor, list[tuple[int, ...]], float, bool]:
+    """The rotation of all blocks, their ties, the least agreement, and whether all came to rest."""
     found = [jointly_diagonalize(part, starts=starts, tie_tol=tie_tol, seed=seed) for part in _blocks(matrices, sizes)]
     ties: list[tuple[int, ...]] = []
     first = 0
@@ -300,4 +299,5 @@ def _rotate_blocks(
         ties += [tuple(first + i for i in group) for group in one.ties]
         first += len(one.rotation)
     agreements = [one.agreement for one in found if not math.isnan(one.agreement)]
-    return torch.block_diag(*(one.rotation for one in found)), ties, min(agreements, default=math.nan)
+    rotation = torch.block_diag(*(one.rotation for one in found))
+    return rotation, ties, min(agreements, default=math.nan), all(one.converged for one in found)

@@ -73,8 +73,8 @@ class GanModel:
         channels: Channels of the generator of ``simple`` from 4 x 4 pixels on instead; empty follows the original.
         max_channels: Limit of the channels of ``eigengan``.
         blocks: How the generator of ``simple`` doubles the resolution.
-        form: How ``eigengan`` is built and initialized: ``faithful`` as in the authors' code, ``working`` so that it
-            draws within minutes.
+        form: How ``eigengan`` is built and initialized: ``faithful`` as in the authors' code and in runs that do not
+            tell it, ``working``, as in all presets below the paper's scale, so that it draws within minutes.
         discriminator_width: Channels of the discriminator's first convolution.
         discriminator_norm: Whether the discriminator of ``simple`` normalizes.
         discriminator_max_channels: Limit of the channels of the discriminator of ``eigengan``; None takes

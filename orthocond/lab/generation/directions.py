@@ -5,6 +5,8 @@ from typing import Literal
 from torch import nn
 
 from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, joint_directions, sefa
+from orthocond.directions.basis import in_blocks
+from orthocond.directions.factorize import subspaces_of
 from orthocond.lab.generation.networks import latent_layers
 
 Kind = Literal["own", "axes", "sefa", "jacobian", "joint"]
@@ -16,27 +18,25 @@ def is_layered(generator: nn.Module) -> bool:
 
 
 def kinds_of(generator: nn.Module) -> tuple[str, ...]:
-    """The kinds that an evaluation measures: EigenGAN's own and joint ones layer by layer; else four."""
-    return ("eigengan", "joint") if is_layered(generator) else ("axes", "sefa", "jacobian", "joint")
+    """The kinds that an evaluation measures; those of EigenGAN, whose axes are its own, layer by layer."""
+    return ("eigengan" if is_layered(generator) else "axes", "sefa", "jacobian", "joint")
 
 
 def directions_of(generator: nn.Module, kind: str, k: int | None = None) -> Directions:
-    """All directions of a kind, or the k most important ones.
-
-    Raises:
-        ValueError: If there is no such kind of this generator.
-    """
+    """All directions of a kind, or the k most important ones."""
     size = int(generator.z_dim)  # type: ignore[arg-type]
     if kind == "eigengan":
         return eigengan_directions(generator)[:k]
     if kind == "axes":
         return axes(size)[:k]
+    layers = subspaces_of(generator)
     if kind == "jacobian":
-        return jacobian_directions(generator, k=k)
+        return jacobian_directions(generator, k=k, blocks=[len(layer.weight) for layer in layers] or None)
     if kind == "joint":
         return joint_directions(generator)[:k]
-    if is_layered(generator):
-        raise ValueError("SeFa needs one projection of all latents; EigenGAN has one for each layer. Use its own.")
+    if layers:
+        maps = [(layer.scale[:, None] * layer.weight).detach().mT for layer in layers]
+        return in_blocks([sefa(one, normalize=False) for one in maps])[:k]
     (layer,) = latent_layers(generator)
     return sefa(layer, normalize=False, k=k)
 
@@ -52,7 +52,7 @@ def find_directions(generator: nn.Module, kind: Kind = "own", k: int | None = No
             takes all.
 
     Raises:
-        ValueError: If there are not so many, or SeFa has no first projection to look at.
+        ValueError: If there are not so many.
     """
     size = int(generator.z_dim)  # type: ignore[arg-type]
     if k is not None and not 0 < k <= size:

@@ -21,7 +21,7 @@ _SIMPLE_OBJECTIVE = GanObjective(discriminator_factor=0.5, penalty="gp", penalty
 _SIMPLE_SCHEDULE = GanSchedule(1, 128, 2e-4, (0.5, 0.999), constant=0.5, ema=0.0)
 
 _SMALL_SIMPLE = GanModel(
-    channels=(192, 96, 48, 24), blocks="upsample", discriminator_width=24, discriminator_norm=False
+    channels=(192, 96, 48, 24), blocks="upsample", discriminator_width=48, discriminator_norm=False
 )
 _SMALL_EIGEN = GanModel(
     "eigengan",
@@ -33,9 +33,6 @@ _SMALL_EIGEN = GanModel(
     discriminator_max_channels=128,
 )
 _EIGEN_RATES = GanSchedule(11_000, 16, constant=0.5, ema=0.997, end=0.05, importance_lr=0.03)
-
-# Half an hour on one core; see docs/gan-lab.md for what was measured.
-_MEDIUM_SIMPLE = replace(_SMALL_SIMPLE, discriminator_width=48)
 
 
 def _eigengan(name: str, size: int, source: str, small: str) -> dict[Scale, Generation]:
@@ -69,6 +66,15 @@ def _short(config: Generation) -> Generation:
 
 
 def _simple(name: str, steps: int, paper: GanData, small: GanData) -> dict[Scale, Generation]:
+    medium = Generation(
+        name,
+        "workstation",
+        method=GanMethod(rival_batch=4),
+        data=small,
+        model=_SMALL_SIMPLE,
+        objective=GanObjective(penalty_weight=0.02),
+        schedule=GanSchedule(9500, 16, constant=0.5, ema=0.998),
+    )
     return {
         "paper": replace(
             _LONG,
@@ -78,24 +84,27 @@ def _simple(name: str, steps: int, paper: GanData, small: GanData) -> dict[Scale
             objective=_SIMPLE_OBJECTIVE,
             schedule=replace(_SIMPLE_SCHEDULE, steps=steps),
         ),
-        "workstation": Generation(
-            name,
-            "workstation",
-            method=GanMethod(rival_batch=4),
-            data=small,
-            model=_MEDIUM_SIMPLE,
-            objective=GanObjective(penalty_weight=0.02),
-            schedule=GanSchedule(9500, 16, constant=0.5, ema=0.998),
-        ),
-        "laptop": Generation(
-            name,
-            method=GanMethod(rival_batch=4),
-            data=small,
-            model=_SMALL_SIMPLE,
-            objective=GanObjective(penalty_weight=0.5),
-            schedule=GanSchedule(750, 16, ema=0.998),
-        ),
+        "workstation": medium,
+        "laptop": _short(medium),
     }
+
+
+def _of_64_pixels(presets: dict[Scale, Generation], steps: int, model: GanModel) -> dict[Scale, Generation]:
+    """The same images of 64 pixels. Below the paper's scale that is twice the size, and R1 grows with the area."""
+    small = presets["workstation"]
+    medium = replace(
+        _resized(small),
+        model=model,
+        objective=replace(small.objective, penalty_weight=4 * small.objective.penalty_weight),
+        schedule=replace(small.schedule, steps=steps),
+    )
+    return {"paper": _resized(presets["paper"]), "workstation": medium, "laptop": _short(medium)}
+
+
+def _resized(config: Generation) -> Generation:
+    data = config.data
+    resize = None if data.resize is None else data.resize * 64 // data.size
+    return replace(config, preset=f"{config.preset}-64", data=replace(data, size=64, resize=resize))
 
 
 _SPRITES = Generation(
@@ -122,16 +131,24 @@ _MEDIUM_EIGEN_SPRITES = replace(
     objective=GanObjective(penalty_weight=0.1),
     schedule=GanSchedule(4000, 16, constant=0.5, ema=0.998, importance_lr=0.03),
 )
-_OWN_IMAGES = _simple("gan-images", 200_000, GanData("images", 128), GanData("images", 32, flip=True))
+_ANIMEFACE = _eigengan("eigengan-animeface", 128, "animeface", "animeface-64")
+# 200 epochs of 202,599 images; of CelebA the middle 170 of 178 pixels.
+_CELEBA = _simple("gan-celeba", 316_400, GanData("celeba", 128, 134), GanData("celeba-10k", 32, 34, flip=True))
 
 PRESETS: dict[str, dict[Scale, Generation]] = {
-    "eigengan-animeface": _eigengan("eigengan-animeface", 128, "animeface", "animeface-64"),
+    "eigengan-animeface": _ANIMEFACE,
+    "eigengan-animeface-64": _of_64_pixels(_ANIMEFACE, 6000, replace(_SMALL_EIGEN, discriminator_width=12)),
     "eigengan-ffhq": _eigengan("eigengan-ffhq", 256, "ffhq", "utkface-128"),
-    # 200 epochs of 202,599 images and 400 of 126,227; of CelebA the middle 170 of 178 pixels.
-    "gan-celeba": _simple("gan-celeba", 316_400, GanData("celeba", 128, 134), GanData("celeba-10k", 32, 34, flip=True)),
+    "gan-celeba": _CELEBA,
+    "gan-celeba-64": _of_64_pixels(
+        _CELEBA,
+        8000,
+        replace(_SMALL_SIMPLE, channels=(*_SMALL_SIMPLE.channels, 16), discriminator_width=32),
+    ),
+    # 400 epochs of 126,227 images.
     "gan-church": _simple("gan-church", 394_400, GanData("church", 128), GanData("buildings-64", 32, flip=True)),
     # For images of your own: --data DIR.
-    "gan-images": _OWN_IMAGES | {"laptop": _short(_OWN_IMAGES["workstation"])},
+    "gan-images": _simple("gan-images", 200_000, GanData("images", 128), GanData("images", 32, flip=True)),
     "gan-sprites": {
         "paper": replace(_SPRITES, scale="paper"),
         "workstation": _MEDIUM_SPRITES,

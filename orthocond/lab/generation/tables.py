@@ -111,8 +111,9 @@ def _methods(text: str) -> tuple[GanMethod, ...]:
     return tuple(map(GanMethod, text.split()))
 
 
-_AXES, _OWN, _JOINT = "axes", "eigengan", "joint"
-_KINDS = {_AXES: "axes", _OWN: "own", "sefa": "SeFa", "jacobian": "Jacobian", _JOINT: "joint"}
+_AXES, _OWN = "axes", "eigengan"
+_FOUND = ("sefa", "jacobian", "joint")
+_KINDS = {_AXES: "axes", _OWN: "own", "sefa": "SeFa", "jacobian": "Jacobian", "joint": "joint"}
 _IMAGES = {
     "sprites": "sprites",
     "animeface": "AnimeFace",
@@ -137,6 +138,7 @@ _RIVALS = ("hp", "orojar", "lvp")
 _EIGEN = _methods("ol nog olr nog+olr stiefel ol+hp ol+orojar ol+lvp")
 _EIGEN_ALL = tuple(GanMethod(f"ol+{name}" if name in _RIVALS else name) for name in _NAMES)
 _VANILLA = _methods("none nog olr nog+olr stiefel orojar hp lvp")
+_EIGEN_FEW, _VANILLA_FEW = _methods("ol nog+olr stiefel"), _methods("none nog+olr stiefel")
 
 _FID = Measure(
     "fid",
@@ -236,7 +238,7 @@ _ROTATED_NOTES = (
 _EIGEN_NOTES = (
     "EigenGAN has an orthogonality loss of its own (OL), the baseline. The treatments replace it, as in the paper. The "
     "rivals are added to it: they do not act on the subspaces, which would drift from orthogonality without it. "
-    "Measures without a kind of directions are along its own; the joint ones rotate the latents of each layer.",
+    "Measures without a kind of directions are along its own; the others are found for each layer by itself.",
 )
 
 _DIFFERENCES = FigurePlan("differences", differences)
@@ -284,36 +286,38 @@ _FFHQ = GanExperiment("FFHQ", "eigengan-ffhq", PRESETS, paper.EIGEN_FFHQ)
 _TIMES = {"step_seconds": paper.MILLISECONDS}
 _CELEBA = GanExperiment("CelebA", "gan-celeba", PRESETS, paper.CELEBA, _TIMES)
 _CHURCH = GanExperiment("LSUN Church", "gan-church", PRESETS, paper.CHURCH, _TIMES)
+_CELEBA_64 = GanExperiment("CelebA", "gan-celeba-64", PRESETS)
+_ANIMEFACE_64 = GanExperiment("AnimeFace", "eigengan-animeface-64", PRESETS)
+
+_EIGEN_TEXT = "Quality and disentanglement of faces: EigenGAN's own orthogonality loss, the treatments, and the rivals."
+_VANILLA_TEXT = "Quality, disentanglement and time of a step: the treatments of the first projection, and the rivals."
+
+
+def _of_faces(name: str, text: str, experiments: tuple[GanExperiment, ...], methods: tuple[GanMethod, ...]) -> Table:
+    layered = name.startswith("eigengan")
+    pictures = [picture for experiment in experiments for picture in _pictures(experiment.preset)]
+    return GanComparison(
+        name,
+        "EigenGAN" if layered else "Vanilla GAN",
+        text,
+        experiments,
+        methods,
+        _faces((_OWN if layered else _AXES, *_FOUND)),
+        _FACTS,
+        (_DIFFERENCES, _WEIGHT_CONDITION, *pictures),
+        (*(_EIGEN_NOTES if layered else ()), *_FID_NOTES, *_STATISTICS),
+        methods[0].name,
+        eigen_label if layered else label,
+    )
+
 
 TABLES: tuple[Table, ...] = (
-    _sprites("gan-sprites", "Vanilla GAN and true factors", (_AXES, "sefa", "jacobian", _JOINT), "none"),
-    _sprites("eigengan-sprites", "EigenGAN and true factors", (_OWN, _JOINT), "ol"),
-    GanComparison(
-        "eigengan",
-        "EigenGAN",
-        "Quality and disentanglement of faces: EigenGAN's own orthogonality loss, the treatments, and the rivals.",
-        (_ANIMEFACE, _FFHQ),
-        _EIGEN,
-        _faces((_OWN, _JOINT)),
-        _FACTS,
-        (_DIFFERENCES, _WEIGHT_CONDITION, *_pictures("eigengan-animeface"), *_pictures("eigengan-ffhq")),
-        (*_EIGEN_NOTES, *_FID_NOTES, *_STATISTICS),
-        "ol",
-        eigen_label,
-    ),
-    GanComparison(
-        "vanilla-gan",
-        "Vanilla GAN",
-        "Quality, disentanglement and time of a step: the treatments of the first projection, and the rivals.",
-        (_CELEBA, _CHURCH),
-        _VANILLA,
-        _faces((_AXES, "sefa", "jacobian", _JOINT)),
-        _FACTS,
-        (_DIFFERENCES, _WEIGHT_CONDITION, *_pictures("gan-celeba"), *_pictures("gan-church")),
-        (*_FID_NOTES, *_STATISTICS),
-        "none",
-        label,
-    ),
+    _sprites("gan-sprites", "Vanilla GAN and true factors", (_AXES, *_FOUND), "none"),
+    _sprites("eigengan-sprites", "EigenGAN and true factors", (_OWN, *_FOUND), "ol"),
+    _of_faces("eigengan", _EIGEN_TEXT, (_ANIMEFACE, _FFHQ), _EIGEN),
+    _of_faces("vanilla-gan", _VANILLA_TEXT, (_CELEBA, _CHURCH), _VANILLA),
+    _of_faces("eigengan-64", "The same at twice the size, with fewer methods.", (_ANIMEFACE_64,), _EIGEN_FEW),
+    _of_faces("vanilla-gan-64", "The same at twice the size, with fewer methods.", (_CELEBA_64,), _VANILLA_FEW),
     GanComparison(
         "gan-condition",
         "Condition number of a GAN's first projection",
