@@ -305,6 +305,28 @@ def test_arms_differ_in_what_they_are_named_after():
     assert (longer.steps, longer.epochs, longest.steps, longest.epochs) == (1040, 6, 1238, 7)
 
 
+def test_only_steps_shortened_at_random_decide_whether_olr_acts_through_orthogonality():
+    """A rate that is too small loses to OLR whatever OLR acts through."""
+    decided = [c for c in claims.CONTRASTS if c.claim == "OLR acts through orthogonality"]
+    assert [c.terms[1].arm.config("laptop", 0).method.name for c in decided] == ["short", "short"]
+    smaller = [c for c in claims.CONTRASTS if c.claim == "OLR lowers the error more than a smaller rate does"]
+    assert [c.label for c in smaller] == ["OLR − SVD, stem rate x0.1", "OLR − SVD, stem rate x0.4"]
+
+
+def test_the_notes_have_what_steps_of_the_medium_network_cost():
+    """The kept trainings of whitening, each against the one of BN with its seed."""
+    name = "dbn-cifar10-convnet-workstation.jsonl.gz"
+    records = {r.config: r for r in read_kept(RESULTS)} if (RESULTS / "runs" / name).exists() else {}
+    contrast = next(c for c in claims.CONTRASTS if c.label == "SVD − BN")
+    pairs = [[records.get(term.arm.config("workstation", seed)) for term in contrast.terms] for seed in range(3)]
+    if not all(all(pair) for pair in pairs):
+        pytest.skip("they are not kept here")
+    factors = sorted(cpu_seconds(svd) / cpu_seconds(bn) for svd, bn in pairs)
+    low, middle, high = (f"{factor:.2f}" for factor in factors)
+    notes = " ".join(catalog.TABLES["cifar10-claims"].notes)
+    assert f"three pairs of its trainings cost {low}, {middle} and {high} times." in notes
+
+
 def test_the_first_interaction_is_the_mean_of_the_others():
     first, *others = [c for c in claims.CONTRASTS if c.claim == "an exact gradient makes κ irrelevant"]
     assert len(others) == 8
