@@ -189,7 +189,7 @@ def _said(text):
 
 
 def test_what_more_is_known_has_the_numbers_of_the_kept_tables():
-    text, where = module._KNOWN
+    text, _, where = module._KNOWN
     verdicts, gains, rows = zip(
         *(_contrast("cifar10-claims", f"SVD − {base}") for base in ("BN", "BN with more steps")), strict=True
     )
@@ -205,6 +205,20 @@ def test_what_more_is_known_has_the_numbers_of_the_kept_tables():
     assert numbers == [steps, time, "0.5", nog, olr, f"{joint:.0f}"]
     assert "results/README.md" in where
     assert "In a clone of the repository, `orthocond table cifar10-claims --seeds 10 --no-train`" in where
+
+
+def test_what_is_known_of_gradients_and_stale_statistics_has_the_numbers_of_the_kept_tables():
+    _, text, _ = module._KNOWN
+    verdict, gain, row = _contrast("cifar10-pade", "SVD, exact, ε 1e-2 − SVD, Padé as released, ε 1e-2")
+    assert (verdict, row["measure"]) == ("holds", "error")
+    rows = json.loads((_RESULTS / "stale-statistics" / "table.json").read_text())["stale"]
+    steady = [row for row in rows if row["rate"] == "constant" and row["label"].startswith("SVD")]
+    assert len(steady) == 8
+    saved = [row["gained"]["mean"] for row in steady]
+    seeds = min(len(row["pairs"]["seeds"]) for row in steady)
+    fresh = len(row["measures"]["error"]["seeds"])
+    expected = [f"{-gain:.1f}", str(fresh), f"{min(saved):.0f}", f"{max(saved):.0f}", str(seeds)]
+    assert _said(text.replace("ε 1e-2, ", "")) == expected
 
 
 def test_what_more_is_known_has_the_verdicts_of_the_kept_tables():

@@ -53,6 +53,10 @@ _KNOWN = (
     "treatment, within 0.5 points. NOG lowers κ on the range to 0.63 times that without, OLR to 0.60 times; nothing "
     "shows that either lowers it more than shorter steps of the stem do. As to GANs, joint directions disentangle the "
     "latents of one of sprites: they have 30 points more DCI than its axes, without any training.",
+    "The exact gradient, the default, has 8.9 points less error than the Padé gradient of the literature (7 fresh "
+    "seeds, ε 1e-2, with a stand-in for what that gradient is between equal eigenvalues). After an epoch at a constant "
+    "rate, statistics that follow the weight have 14 to 37 points less error than those that do not (SVD layers, at "
+    "least 2 seeds of each setting).",
     "All of it is in results/README.md of the repository. In a clone of the repository, `orthocond table "
     "cifar10-claims --seeds 10 --no-train` makes the table of CIFAR-10 anew from the records of these trainings.",
 )
