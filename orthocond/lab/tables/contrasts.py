@@ -23,10 +23,10 @@ _NOTES = (
     "A contrast is a sum of arms with weights, seed by seed: arms of equal seed start from the same random numbers "
     "and see the same images in the same order. Brackets are 95 % intervals of Student's t. The p-values are "
     "corrected by Holm for all contrasts of the table that have two seeds or more.",
-    "Holds: significantly {better}, as is claimed. Fails: significantly {worse}; for a claim of no difference, on "
-    "either side. Equivalent: not so, and the 90 % interval lies within the margin (two one-sided tests at 5 %, not "
-    "corrected). Cannot tell: none of these, or one seed. Not trained: no seed has all arms yet. The verdict "
-    "goes by {which} alone.",
+    "Holds: significantly {better}, as is claimed. Fails: significantly {worse}; for a claim of no difference, "
+    "significant on either side and not equivalent. Equivalent: the 90 % interval lies within the margin (two "
+    "one-sided tests at 5 %, not corrected), and the difference is not significant or none is claimed. Cannot tell: "
+    "none of these, or one seed. Not trained: no seed has all arms yet. The verdict goes by {which} alone.",
 )
 
 
