@@ -1,13 +1,21 @@
 """Directions layer by layer: SeFa's, the Jacobian's and joint ones of an EigenGAN, and of blocks of any generator."""
 
 import copy
+import threading
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from orthocond.directions import diagonalize, jacobian_directions, joint_directions, rotate
+from orthocond.directions import (
+    diagonalize,
+    eigengan_directions,
+    jacobian_directions,
+    joint_directions,
+    rotate,
+    sefa,
+)
 from orthocond.directions.basis import in_blocks
 from orthocond.gans import EigenGenerator
 from orthocond.lab.generation.directions import directions_of, find_directions, kinds_of
@@ -71,7 +79,9 @@ def test_jacobian_directions_of_blocks_are_eigenvectors_of_the_blocks():
 
 def test_one_block_is_all_latents():
     g = Linear()
-    torch.testing.assert_close(jacobian_directions(g, 4, blocks=[5]).vectors, jacobian_directions(g, 4).vectors)
+    found = jacobian_directions(g, 4, blocks=[np.int64(5)])
+    torch.testing.assert_close(found.vectors, jacobian_directions(g, 4).vectors)
+    assert found.names[0] == "jacobian 0"
 
 
 def test_sefa_of_eigengan_is_the_svd_of_each_layer(eigengan):
@@ -108,6 +118,58 @@ def test_sefa_of_an_orthogonal_layer_with_equal_scales_ties_within_it(eigengan):
     assert [{found.names[i][:2] for i in group} for group in found.ties] == [{"L0"}, {"L1"}]
 
 
+@pytest.mark.parametrize("kind", ["sefa", "jacobian", "joint"])
+def test_a_layer_without_effect_has_a_basis_of_tied_directions(eigengan, kind):
+    eigengan.subspaces[0].scale.data.zero_()
+    found = directions_of(eigengan, kind)
+    torch.testing.assert_close(found.vectors @ found.vectors.mT, torch.eye(6), rtol=0, atol=1e-5)
+    assert [name[:2] for name in found.names] == ["L1"] * 3 + ["L0"] * 3
+    assert found.importance[3:].tolist() == [0, 0, 0]
+    assert (3, 4, 5) in found.ties
+
+
+def test_sefa_of_layers_is_shown_by_effect(eigengan):
+    eigengan.subspaces[0].scale.data.mul_(100)  # lengths in another feature space, which importances are
+    found = find_directions(eigengan, "sefa")
+    assert found.effect.tolist() == sorted(found.effect.tolist(), reverse=True)
+
+
+class Subspace(nn.Module):
+    def __init__(self, weight, scale):
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.ones(weight)), nn.Parameter(torch.ones(scale))
+
+
+@pytest.mark.parametrize(
+    "subspaces",
+    [
+        [nn.Linear(12, 2), nn.Linear(12, 3)],  # no scale
+        [nn.Linear(2, 12), nn.Linear(3, 12)],
+        [Subspace((2, 12), ()), Subspace((3, 12), ())],
+        [Subspace((2, 12), 2), Subspace((2, 12), 2)],  # four directions of five latents
+        [Subspace((5, 2, 6), 5)],
+    ],
+    ids=["no scale", "transposed", "one scale", "too few", "no matrix"],
+)
+def test_layers_that_are_no_subspaces_are_no_eigengan(subspaces):
+    g = Linear()
+    g.subspaces = nn.ModuleList(subspaces)
+    assert "eigengan" not in kinds_of(g)
+    assert joint_directions(g, 4).names == tuple(f"joint {i}" for i in range(5))
+    assert directions_of(g, "jacobian").names == tuple(f"jacobian {i}" for i in range(5))
+    with pytest.raises(TypeError, match=r"weight \(directions, features\) and a scale \(directions,\)"):
+        eigengan_directions(g)
+    if len(subspaces) > 1:
+        assert kinds_of(g) == ("axes", "jacobian", "joint")
+        with pytest.raises(ValueError, match="one layer that all latents go through; Linear has 2"):
+            directions_of(g, "sefa")
+
+
+def test_sefa_takes_no_layer_for_a_subspace():
+    with pytest.raises(TypeError, match="got Subspace"):
+        sefa(Subspace((12, 6), 12))
+
+
 def test_blocks_are_joined_by_importance():
     parts = [jacobian_directions(Linear(2), 2), jacobian_directions(Linear(3), 2)]
     found = in_blocks(parts)
@@ -126,6 +188,13 @@ def test_a_rotated_module_is_a_copy():
     with torch.no_grad():
         g.matrix.zero_()
     assert torch.equal(turned(z), before(z))
+
+
+def test_a_module_that_cannot_be_copied_is_wrapped_as_it_is():
+    g = Linear()
+    g.lock = threading.Lock()
+    z = torch.randn(2, 5)
+    assert torch.equal(rotate(g, torch.eye(5))(z), g(z))
 
 
 def test_a_rotation_that_did_not_come_to_rest_says_so(monkeypatch, tmp_path):
@@ -150,12 +219,19 @@ def test_a_rotation_that_did_not_come_to_rest_says_so(monkeypatch, tmp_path):
         ({"blocks": [2, 2]}, "of sum 5"),
         ({"blocks": [5, 0]}, "at least 1"),
         ({"blocks": [2, 3], "method": "krylov"}, "use 'exact'"),
+        ({"blocks": (size for size in [2, 2])}, r"of sum 5, as many as latents; got \[2, 2\]"),
         ({"tie_tol": -1.0}, "tie_tol"),
     ],
 )
 def test_errors_of_blocks(settings, text):
     with pytest.raises(ValueError, match=text):
         jacobian_directions(Uncalled(), torch.zeros(4, 5), **settings)
+
+
+@pytest.mark.parametrize("blocks", [5, [2.5, 2.5], "ab"])
+def test_blocks_that_are_no_sizes(blocks):
+    with pytest.raises(TypeError, match=r"a list of sizes such as \[6, 6\]"):
+        jacobian_directions(Uncalled(), torch.zeros(4, 5), blocks=blocks)
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ def test_settings_are_keywords():
 # float32 work
 
 
-@pytest.mark.parametrize("shape", [(64, 33), (64, 576), (1000, 128), (2, 64, 300), (33, 131072)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 27), (64, 576), (1000, 128), (2, 64, 300), (6, 131072)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_float32_work_is_near_float64(shape, dtype):
     """Independent normal entries have condition numbers below 6. Value and gradient, within 1e-5 and the dtype."""
@@ -364,12 +364,6 @@ def test_float32_work_is_near_float64(shape, dtype):
     assert relative_error(gradient(oc.polar, g, h.to(dtype)), expected) < limit
 
 
-def test_few_rows_are_always_worked_on_in_float64():
-    for shape in ((64, 32), (6, 1000)):
-        g = torch.randn(shape)
-        assert torch.equal(oc.polar(g), oc.polar(g, method=oc.GramPolar(precision="float64")))
-
-
 SPECTRA = {
     "even": lambda k, cond: torch.logspace(0, -float(torch.tensor(cond).log10()), k),
     "one small": lambda k, cond: torch.tensor([1.0] * (k - 1) + [1 / cond]),
@@ -378,7 +372,7 @@ SPECTRA = {
 }
 
 
-@pytest.mark.parametrize("shape", [(64, 34), (64, 576), (34, 70_000), (40_000, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(64, 28), (64, 576), (6, 70_000), (40_000, 2)], ids=str)
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
 def test_error_in_float32_at_all_condition_numbers(shape, spectrum, scale):

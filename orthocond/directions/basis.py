@@ -274,8 +274,10 @@ def from_eigenvectors(
 def in_blocks(parts: Sequence[Directions]) -> Directions:
     """Directions of consecutive groups of latents as directions of all of them, the most important ones first.
 
-    They are named after their group, as in ``L1 sefa 0``, and tie within it only.
+    They are named after their group, as in ``L1 sefa 0``, and tie within it only. One group stays as it is.
     """
+    if len(parts) == 1:
+        return parts[0]
     importance = torch.cat([part.importance for part in parts])
     order = importance.argsort(descending=True, stable=True).tolist()
     names = [f"L{i} {name}" for i, part in enumerate(parts) for name in part.names]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 import torch
@@ -98,37 +99,42 @@ def _projection(layer: Projection) -> Tensor:
         return layer.weight.detach().flatten(1).mT
     if isinstance(layer, _CONVOLUTIONS):
         return layer.weight.detach().transpose(0, 1).flatten(1).mT
-    weight, scale = (getattr(layer, name, None) for name in ("weight", "scale"))
-    if (
-        isinstance(weight, Tensor)
-        and isinstance(scale, Tensor)
-        and weight.ndim == 2
-        and scale.shape == weight.shape[:1]
-    ):
-        return (scale[:, None] * weight).detach().mT
     raise TypeError(
         f"sefa needs a Linear, a convolution or a matrix (outputs, z_dim); got {type(layer).__name__}. "
         "If you have a generator, pass the first layer that the latent goes through."
     )
 
 
-def subspaces_of(generator: object) -> list[Any]:
-    """The subspaces of an EigenGAN, from coarse to fine; none for other generators."""
+def subspaces_of(generator: Any) -> list[Any]:
+    """The subspaces of an EigenGAN, from coarse to fine; none for other generators.
+
+    A subspace is a layer with the weight U ``(directions, features)`` and the scale l ``(directions,)``, and the
+    directions of all of them are the latents.
+    """
     inner = generator.module if isinstance(generator, Generator) else generator
-    return list(getattr(inner, "subspaces", []))
+    layers = list(getattr(inner, "subspaces", None) or [])
+    shapes = [[tuple(getattr(getattr(one, name, None), "shape", ())) for name in ("weight", "scale")] for one in layers]
+    if any(len(weight) != 2 or scale != weight[:1] for weight, scale in shapes):
+        return []
+    return layers if sum(weight[0] for weight, _ in shapes) == getattr(generator, "z_dim", None) else []
 
 
 def check_blocks(blocks: Sequence[int], z_dim: int, name: str) -> list[int]:
     """Sizes of groups of latents that have directions of their own.
 
     Raises:
+        TypeError: If they are no sequence of integers.
         ValueError: If a size is not a positive number, or they are not of all latents.
     """
-    for size in blocks:
+    try:
+        sizes = [index(size) for size in blocks]
+    except TypeError as error:
+        raise TypeError(f"{name}(blocks=...) needs a list of sizes such as [6, 6]; got {blocks!r}.") from error
+    for size in sizes:
         check_count(size, f"{name}(blocks=...)", 1)
-    if sum(blocks) != z_dim:
-        raise ValueError(f"{name}(blocks=...) needs sizes of sum {z_dim}, as many as latents; got {list(blocks)}.")
-    return list(blocks)
+    if sum(sizes) != z_dim:
+        raise ValueError(f"{name}(blocks=...) needs sizes of sum {z_dim}, as many as latents; got {sizes}.")
+    return sizes
 
 
 def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Directions:
@@ -147,7 +153,7 @@ def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Direc
 
     Raises:
         TypeError: If the generator has no such layers.
-        ValueError: If there is no such layer, or the layers do not add up to ``z_dim``.
+        ValueError: If there is no such layer.
 
     Example:
         >>> from orthocond.directions import eigengan_directions
@@ -161,14 +167,13 @@ def eigengan_directions(generator: nn.Module, layer: int | None = None) -> Direc
     """
     z_dim = as_generator(generator, "eigengan_directions").z_dim
     layers = subspaces_of(generator)
-    if not layers or not all(hasattr(one, "weight") and hasattr(one, "scale") for one in layers):
+    if not layers:
         raise TypeError(
-            "eigengan_directions needs a generator with subspaces, layers with weight and scale, such as "
-            f"EigenGenerator; got {type(generator).__name__}. Any generator has axes(z_dim)."
+            "eigengan_directions needs a generator with subspaces, layers with a weight (directions, features) and a "
+            f"scale (directions,), which together have its {z_dim} latents as directions, such as EigenGenerator; got "
+            f"{type(generator).__name__}. Any generator has axes(z_dim)."
         )
     importance = torch.cat([(one.scale.abs() * one.weight.norm(dim=1)).detach() for one in layers])
-    if len(importance) != z_dim:
-        raise ValueError(f"The {len(layers)} subspaces have {len(importance)} directions; z_dim is {z_dim}.")
     if layer is not None and layer not in range(len(layers)):
         raise ValueError(f"eigengan_directions(layer=...) needs a layer from 0 to {len(layers) - 1}; got {layer!r}.")
     origin = [(i, j) for i, one in enumerate(layers) for j in range(len(one.weight))]

@@ -270,7 +270,8 @@ def jacobian_directions(
     check_k(k, d, name)
     check_choice(method, f"{name}(method=...)", ("auto", "exact", "krylov"))
     check_not_negative(tol, f"{name}(tol=...)")
-    check_not_negative(tie_tol, f"{name}(tie_tol=...)")
+    if tie_tol is not None:
+        check_not_negative(tie_tol, f"{name}(tie_tol=...)")
     check_count(batch_size, "batch_size", 1)
     if blocks is not None:
         sizes = check_blocks(blocks, d, name)

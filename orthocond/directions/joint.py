@@ -292,12 +292,18 @@ def _rotate_blocks(
     matrices: Tensor, sizes: list[int], starts: int, tie_tol: float, seed: int
 ) -> tuple[Tensor, list[tuple[int, ...]], float, bool]:
     """The rotation of all blocks, their ties, the least agreement, and whether all came to rest."""
-    found = [jointly_diagonalize(part, starts=starts, tie_tol=tie_tol, seed=seed) for part in _blocks(matrices, sizes)]
-    ties: list[tuple[int, ...]] = []
+    rotations, ties, agreements, converged = [], [], [], True
     first = 0
-    for one in found:
-        ties += [tuple(first + i for i in group) for group in one.ties]
-        first += len(one.rotation)
-    agreements = [one.agreement for one in found if not math.isnan(one.agreement)]
-    rotation = torch.block_diag(*(one.rotation for one in found))
-    return rotation, ties, min(agreements, default=math.nan), all(one.converged for one in found)
+    for part in _blocks(matrices, sizes):
+        size = part.shape[-1]
+        if part.any():
+            one = jointly_diagonalize(part, starts=starts, tie_tol=tie_tol, seed=seed)
+            rotations.append(one.rotation)
+            ties += [tuple(first + i for i in group) for group in one.ties]
+            agreements += [] if math.isnan(one.agreement) else [one.agreement]
+            converged &= one.converged
+        else:  # without effect: any basis is as good
+            rotations.append(torch.eye(size).to(part))
+            ties += [tuple(range(first, first + size))] if size > 1 else []
+        first += size
+    return torch.block_diag(*rotations), ties, min(agreements, default=math.nan), converged

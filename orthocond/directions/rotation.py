@@ -41,8 +41,8 @@ def rotate(generator: ImageGenerator, directions: Directions | Tensor) -> nn.Mod
 
     Latent i of the result moves along direction i, so that anything that uses the axes (metrics, traversals, other
     tools) uses the directions. In a `SimpleGenerator` and an `EigenGenerator` R is multiplied into the first
-    projection and the subspaces, so that the result is a generator of the same kind and cost. Other modules are copied
-    and wrapped. The generator that is given stays as it is.
+    projection and the subspaces, so that the result is a generator of the same kind and cost. Others are wrapped, as a
+    copy if they can be copied. The generator that is given stays as it is.
 
     Fewer directions than latents are the first axes; the others complete them to a basis. Normal latents stay normal.
     A `Generator` with another prior keeps the distribution of its images: latents are sampled as before and rotated,
@@ -88,8 +88,7 @@ def rotate(generator: ImageGenerator, directions: Directions | Tensor) -> nn.Mod
         weight.data = (rotation @ weight.data.double().flatten(1)).reshape(weight.shape).to(weight)
     else:
         rotation = _completed(rows)
-        own = copy.deepcopy(generator) if isinstance(generator, nn.Module) else generator
-        turned = RotatedGenerator(own, rotation.to(like))
+        turned = RotatedGenerator(_copied(generator), rotation.to(like))
     if not isinstance(generator, Generator):
         return turned
     prior = generator.prior if generator.prior == "normal" else _rotated_prior(generator, rotation)
@@ -100,6 +99,14 @@ def rotate(generator: ImageGenerator, directions: Directions | Tensor) -> nn.Mod
         result = Generator(turned, prior=prior, range=plain.range, noise=plain.noise)
     result.sigma = generator.sigma  # a rotation keeps it; that of a sampler is measured
     return result
+
+
+def _copied(generator: ImageGenerator) -> ImageGenerator:
+    """A copy, so that training one does not change the other; itself if Python cannot copy it."""
+    try:
+        return copy.deepcopy(generator)
+    except (RuntimeError, TypeError):  # such as modules with the former spectral_norm, or with a lock
+        return generator
 
 
 def _rotated_prior(generator: Generator, rotation: Tensor) -> Sampler:

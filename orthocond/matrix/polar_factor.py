@@ -36,8 +36,8 @@ _PIECE = 512
 # Evenness of the eigenvalues, mean² / mean(λ²), from which float32 is worth an attempt: 0.5 where their logarithms are
 # evenly spaced over the largest condition number, 0.14 over 1e6.
 _EVENNESS = 0.3
-# Rows of a Gram matrix up to which an attempt in float32, which fails for most gradients, costs as much as it may save.
-_FEW = 32
+# Rows of a Gram matrix up to which a decomposition costs no more than to look at its evenness.
+_CHEAP = 32
 # Singular values of at least this fraction of the Frobenius norm converge under "polar-express". Smaller ones are lost
 # to float32 rounding anyway: the iteration sees their squares.
 _POLAR_EXPRESS_LOWER = 1e-4
@@ -89,8 +89,8 @@ class GramPolar(PolarMethod):
         rank_tol: Singular values at or below ``rank_tol * largest`` count as zero. None takes the rounding error of
             the input, its machine epsilon times the root of the longer side. It is never below 1e-8 times the root of
             twice the shorter side: the Gram matrix does not resolve smaller ones, even in float64.
-        precision: ``"auto"`` computes in float32 where a float32 or half-precision matrix has more than 32 rows and
-            columns and a condition number below 8, else in float64; ``"float64"`` always.
+        precision: ``"auto"`` computes in float32 where the condition number of a float32 or half-precision matrix is
+            below 8, else in float64; ``"float64"`` always.
 
     Accuracy:
         About 1e-16 times the squared condition number in float64; below 1e-5 in float32 (measured: 4e-6).
@@ -119,8 +119,7 @@ class GramPolar(PolarMethod):
 
     def _root(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse root of the smaller Gram matrix, and the matrices in its precision, of any size."""
-        few = min(g.shape[-2:]) <= _FEW
-        if self.precision == "auto" and not few and g.dtype != torch.float64 and not torch.compiler.is_compiling():
+        if self.precision == "auto" and g.dtype != torch.float64 and not torch.compiler.is_compiling():
             work = g.float()
             root = _root_in_float32(work)
             if root is not None:
@@ -338,7 +337,7 @@ def _root_in_float32(work: Tensor) -> Tensor | None:
     """The inverse root by float32 work; None where the condition number is too large for it or cannot be read."""
     gram = _gram_by_blocks(work)
     found = gram.detach()
-    if not _are_even(found):
+    if found.shape[-1] > _CHEAP and not _are_even(found):
         return None
     if _is_large(gram, gram.shape[-1]) and gram.numel() == gram.shape[-1] ** 2:
         root = even_inverse_root(gram.reshape(gram.shape[-2:]))

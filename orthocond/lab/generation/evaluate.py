@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthocond.directions import Directions, JointDirections, off_diagonal_energies, strip, traverse
+from orthocond.directions.factorize import subspaces_of
 from orthocond.generators import NoiseAsLatent
 from orthocond.lab.config import from_json
 from orthocond.lab.data import FACTORS, read_factors
@@ -19,7 +20,7 @@ from orthocond.lab.data.known import data_root
 from orthocond.lab.errors import UsageError
 from orthocond.lab.generation import truth
 from orthocond.lab.generation.config import Generation
-from orthocond.lab.generation.directions import directions_of, is_layered, kinds_of
+from orthocond.lab.generation.directions import directions_of, kinds_of
 from orthocond.lab.generation.distances import Asked, Extractor, distance, references
 from orthocond.lab.generation.features import RandomFeatures, find_alexnet, find_inception
 from orthocond.lab.generation.networks import call, latent_layers, load_generator, sample
@@ -112,8 +113,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure the averaged generator of a run, and draw its traversals into the run's figures.
 
-    Directions are EigenGAN's own and joint ones layer by layer; those of other generators are the axes, SeFa's, the
-    Jacobian's and joint ones. Each kind gets predictability, activeness, off-diagonal energy on latents that were not
+    Directions are the axes (of EigenGAN its own), SeFa's, the Jacobian's and joint ones; those of EigenGAN are found
+    for each layer by itself. Each kind gets predictability, activeness, off-diagonal energy on latents that were not
     used to find it, and ties. Sprites also get scores against the true factors and their effect matrix, unless fewer
     than 100 of the images show anything colored, and by how much these scores are above those of 20 random rotations.
 
@@ -317,7 +318,7 @@ class _Study:
             "ties": [list(group) for group in directions.ties],
         }
         if isinstance(directions, JointDirections):
-            result["agreement"] = directions.agreement
+            result |= {"agreement": directions.agreement, "converged": directions.converged}
         if "vp" in self.asked:
             result["vp"] = self._predictability(kind, measured, rows)
         self.enter(f"scores and pictures: {kind}")
@@ -364,9 +365,7 @@ class _Study:
 
     def _blocks(self) -> list[int]:
         """Numbers of latents that rotate among themselves."""
-        if is_layered(self.generator):
-            return [len(layer.weight) for layer in latent_layers(self.generator)]  # type: ignore[arg-type]
-        return [int(self.generator.z_dim)]  # type: ignore[arg-type]
+        return [len(layer.weight) for layer in subspaces_of(self.generator)] or [int(self.generator.z_dim)]  # type: ignore[arg-type]
 
 
 def _before(run: Run, step: int) -> dict[str, Any]:

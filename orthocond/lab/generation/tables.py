@@ -238,7 +238,8 @@ _ROTATED_NOTES = (
 _EIGEN_NOTES = (
     "EigenGAN has an orthogonality loss of its own (OL), the baseline. The treatments replace it, as in the paper. The "
     "rivals are added to it: they do not act on the subspaces, which would drift from orthogonality without it. "
-    "Measures without a kind of directions are along its own; the others are found for each layer by itself.",
+    "Measures without a kind of directions are along its own; the others are found for each layer by itself. "
+    "SeFa's directions of a layer are its own where these are orthonormal.",
 )
 
 _DIFFERENCES = FigurePlan("differences", differences)
@@ -292,6 +293,9 @@ _ANIMEFACE_64 = GanExperiment("AnimeFace", "eigengan-animeface-64", PRESETS)
 _EIGEN_TEXT = "Quality and disentanglement of faces: EigenGAN's own orthogonality loss, the treatments, and the rivals."
 _VANILLA_TEXT = "Quality, disentanglement and time of a step: the treatments of the first projection, and the rivals."
 
+_EIGEN_64_TEXT = "Faces of 64 pixels: EigenGAN's own orthogonality loss, NOG + OLR, and Stiefel steps."
+_VANILLA_64_TEXT = "Faces of 64 pixels: no treatment, NOG + OLR, and Stiefel steps of the first projection."
+
 
 def _of_faces(name: str, text: str, experiments: tuple[GanExperiment, ...], methods: tuple[GanMethod, ...]) -> Table:
     layered = name.startswith("eigengan")
@@ -316,8 +320,8 @@ TABLES: tuple[Table, ...] = (
     _sprites("eigengan-sprites", "EigenGAN and true factors", (_OWN, *_FOUND), "ol"),
     _of_faces("eigengan", _EIGEN_TEXT, (_ANIMEFACE, _FFHQ), _EIGEN),
     _of_faces("vanilla-gan", _VANILLA_TEXT, (_CELEBA, _CHURCH), _VANILLA),
-    _of_faces("eigengan-64", "The same at twice the size, with fewer methods.", (_ANIMEFACE_64,), _EIGEN_FEW),
-    _of_faces("vanilla-gan-64", "The same at twice the size, with fewer methods.", (_CELEBA_64,), _VANILLA_FEW),
+    _of_faces("eigengan-64", _EIGEN_64_TEXT, (_ANIMEFACE_64,), _EIGEN_FEW),
+    _of_faces("vanilla-gan-64", _VANILLA_64_TEXT, (_CELEBA_64,), _VANILLA_FEW),
     GanComparison(
         "gan-condition",
         "Condition number of a GAN's first projection",
