@@ -11,6 +11,7 @@ from orthocond.lab.classification.presets import PRESETS
 from orthocond.lab.tables.comparison import Comparison, Experiment, Fact, Measure
 from orthocond.lab.tables.records import Record
 from orthocond.lab.tables.table import Material
+from orthocond.lab.tables.text import seeds_of
 
 _ROWS = (Method("svd"), Method("sn"), Method("ow"))
 _EXPERIMENTS = tuple(
@@ -57,6 +58,13 @@ def test_rows_without_trainings_are_named_in_one_line(tmp_path):
     assert [line.split(" | ")[5] for line in _lines(text, "| SVD + OW |")[:2]] == ["0 of 2, 1 stopped"] * 2
     assert [row["missing"] for row in content["experiments"][0]["rows"]] == [[], [0, 1], [0]]
     assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + 6
+
+
+def test_seeds_are_those_that_have_the_measure(tmp_path):
+    _, content = _write(tmp_path, [(0, "svd", 0), (0, "svd", 1)])
+    (row,) = (row for row in content["experiments"][0]["rows"] if row["label"] == "SVD")
+    assert [seeds_of(row, row["measures"][name], 2) for name in ("error", "top5")] == ["2", "0 of 2"]
+    assert seeds_of(row, {"values": [None, 3.0]}, 2) == "1 of 2"
 
 
 def test_where_all_is_trained_nothing_is_said(tmp_path):

@@ -14,7 +14,7 @@ from orthocond.lab.report.quantities import compared, counted, listed, number, q
 from orthocond.lab.report.sources import Group, WrittenTable
 from orthocond.lab.report.trainings import settings_grids
 from orthocond.lab.report.verdict import OWN_GENERATOR, OWN_MODEL
-from orthocond.lab.tables.text import lowered, trained, untrained
+from orthocond.lab.tables.text import lowered, seeds_of, trained, untrained
 
 _CHARTS = 3  # measures whose differences are shown as charts
 _OPEN = 2  # measures whose tables are open
@@ -182,7 +182,7 @@ def _measure_grid(content: Mapping[str, Any], rows: Sequence[Row], measure: Row,
         ours, theirs = cell.get("difference") or {}, cell.get("paper_difference") or {}
         is_base = row["method"]["name"] == content["baseline"]
         line = [row["label"], _center(cell["paper"])] if papers else [row["label"]]
-        line += [_center(cell), _seeds(row, content["seeds"])]
+        line += [_center(cell), seeds_of(row, cell, content["seeds"])]
         line += [interval(theirs.get("mean"), theirs.get("low"), theirs.get("high"))] if gaps else []
         line += [interval(ours.get("mean"), ours.get("low"), ours.get("high"))]
         lines.append([*line, "baseline" if is_base else _sureness(ours)])
@@ -207,11 +207,6 @@ def _center(cell: Mapping[str, Any] | None) -> str:
     if cell is None or cell["mean"] is None:
         return "–"
     return f"{cell['mean']:.2f}".replace("-", "−") + ("" if cell["std"] is None else f" ± {cell['std']:.2f}")
-
-
-def _seeds(row: Row, asked: int) -> str:
-    stopped = f", {len(row['stopped'])} stopped" if row["stopped"] else ""
-    return (str(asked) if len(row["seeds"]) == asked else f"{len(row['seeds'])} of {asked}") + stopped
 
 
 def _overview(content: Mapping[str, Any], known: Sequence[Row]) -> Grid:

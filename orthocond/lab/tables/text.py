@@ -206,7 +206,7 @@ def _measure_grid(content: dict[str, Any], known: list[dict[str, Any]], measure:
                 number(cell["paper"]["best"]) if cell["paper"] else _NONE,
                 spread(cell),
                 number(cell["best"]),
-                _seeds(row, content["seeds"]),
+                seeds_of(row, cell, content["seeds"]),
                 interval(cell.get("paper_difference")),
                 interval(found or None),
                 p_value(found.get("p_holm")),
@@ -217,8 +217,9 @@ def _measure_grid(content: dict[str, Any], known: list[dict[str, Any]], measure:
     return grid(head, rows)
 
 
-def _seeds(row: dict[str, Any], asked: int) -> str:
-    count = len(row["seeds"])
+def seeds_of(row: Mapping[str, Any], cell: Mapping[str, Any], asked: int) -> str:
+    """How many trainings of a row have a measure, and how many were stopped."""
+    count = sum(value is not None for value in cell["values"])
     parts = [str(count) if count == asked else f"{count} of {asked}"]
     if row["stopped"]:
         parts.append(f"{len(row['stopped'])} stopped")
