@@ -72,6 +72,7 @@ _SHOWN = (
         "κ of the first projection, CelebA",
         {
             "CelebA: NOG + OLR (exact η) − no treatment": "NOG + OLR improve the condition of a GAN of faces",
+            "CelebA: NOG + OLR (exact η) − steps shortened at random": "… more than steps that are as short, at random",
         },
     ),
     (

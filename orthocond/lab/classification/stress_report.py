@@ -71,8 +71,8 @@ _NOTES = (
     "Without a ridge (ε = 0) exact arithmetic has 27 directions in a stem and 63 in pooling. With one, the other "
     "eigenvalues are the ridge, equal up to rounding: in float32 they often tie, and what a gradient makes of ties "
     "reaches the features. The larger a weight is, the more does rounding separate these eigenvalues, and the fewer "
-    "tie: so a fresh weight fails less if it is only made larger. With a smaller ridge the same rounding makes "
-    "gradients wrong.",
+    "tie: so a fresh weight fails less if it is only made larger. What ties differs between machines. With a smaller "
+    "ridge the same rounding makes gradients wrong.",
     "With bfloat16, features of a stem are compared with those that were not rounded, which have 27 directions; those "
     "of pooling are taken as they are rounded. Where all solvers have the same error, it is that of this rounding. "
     "Without a ridge no solver can tell directions whose variance is below it.",
