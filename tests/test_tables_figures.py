@@ -204,6 +204,16 @@ def test_convergence_is_accuracy_over_epochs():
     assert figure.axes[0].get_xlabel() == "epoch"
 
 
+@pytest.mark.parametrize("error", [100.0, 75.0])
+def test_accuracies_that_are_all_equal_are_drawn(error):
+    outcomes = _outcomes("convergence")
+    for line in [line for o in outcomes for trained in o.records.values() for r in trained for line in r.metrics]:
+        line |= {"best_error": error} if "best_error" in line else {}
+    axes = figures.convergence(outcomes, tables.TABLES["convergence"].rows).axes[0]
+    low, high = axes.get_ylim()
+    assert low < 100 - error < high
+
+
 def test_epochs_are_whole_numbers():
     outcomes = _outcomes("convergence", steps=80)
     figure = figures.convergence(outcomes, tables.TABLES["convergence"].rows)
