@@ -42,7 +42,7 @@ def all_curves(
 def draw_all(axes: Any, outcome: Outcome, curves: Sequence[tuple[Any, Curve]], marker: str | None = None) -> None:
     """Draw curves with the names of their rows at their ends."""
     low, high = min(min(c.low) for _, c in curves), max(max(c.high) for _, c in curves)
-    if 0 < high and high - low <= 1e-6 * high:  # matplotlib finds no limits for a flat line, but for one at 0
+    if high > 0 and high - low <= 1e-6 * high:  # matplotlib finds no limits for a flat line, but for one at 0
         axes.set_ylim(0.5 * low, 2 * high)
     for row, found in curves:
         draw_curve(axes, found, row.name, dashed=is_paper_form(row) or row.nog_of == "update", marker=marker)
