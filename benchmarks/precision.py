@@ -142,7 +142,8 @@ What the tables show:
 * Autograd through `torch.linalg.eigh` is accurate for separated eigenvalues, wrong by 30 to 70 % at near ties and NaN
   at ties.
 * Every remedy in the literature keeps the gradient finite. At ties it sets the factor between equal eigenvalues to 0
-  (`ties="released"` excepted) and loses that part, here a fifth of the gradient or more. At near ties the remedies are off by 10 to 90 %.
+  (`ties="released"` excepted) and loses that part, here a fifth of the gradient or more. At near ties the remedies are
+  off by 10 to 90 %.
 * The Padé gradient equals the plain gradient except at ties: the [50/50] approximant of the rational function 1/(1 - x)
   is that function. At ties the authors' code divides by a rounding error. Both entries of a pair get the same sign, as
   in their Taylor series. `ties="released"` does the same.

@@ -38,7 +38,7 @@ def check_square(a: object, name: str) -> Tensor:
 
 def check_not_negative(value: float, name: str) -> float:
     """Return ``value`` if it is a finite number of at least 0, else raise a `ValueError`."""
-    if not 0 <= value < math.inf:
+    if value is None or isinstance(value, str) or not 0 <= value < math.inf:
         raise ValueError(f"{name} needs a finite number of at least 0; got {value!r}.")
     return float(value)
 

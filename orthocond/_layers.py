@@ -34,6 +34,19 @@ def matrices(weight: Tensor, groups: int) -> Tensor:
     return view if groups > 1 else view.unsqueeze(0)
 
 
+def own_parametrizations(module: nn.Module) -> None:
+    """Separate a copied module from its original, so that its parametrizations can be removed.
+
+    The property that computes a parametrized tensor belongs to the class, which a copy shares with the original. And
+    the value is written into the raw tensors, which others may share.
+    """
+    cls = type(module)
+    module.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
+    for parametrization in module.parametrizations.values():  # type: ignore[operator]
+        for key, parameter in list(parametrization.named_parameters(recurse=False)):
+            setattr(parametrization, key, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+
+
 def find_parameter(module: nn.Module, name: str, caller: str) -> nn.Parameter:
     """Return the parameter that a treatment may act on, else raise what is wrong with it."""
     if not isinstance(module, nn.Module):

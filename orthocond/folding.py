@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from orthocond._layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS
+from orthocond._layers import CONVOLUTIONS, TRANSPOSED_CONVOLUTIONS, own_parametrizations
 from orthocond.layers import DecorrelatedBatchNorm1d, DecorrelatedBatchNorm2d, DecorrelatedBatchNorm3d
 from orthocond.layers.decorrelated import Transform
 from orthocond.weights.input_aware import FollowInput
@@ -138,11 +138,7 @@ def _materialize(model: nn.Module) -> list[str]:
     """Make all parametrized tensors plain ones; return their names."""
     parametrized = [(n, m) for n, m in model.named_modules() if parametrize.is_parametrized(m)]
     for _, module in parametrized:
-        cls = type(module)
-        # The property that computes the tensor belongs to the class, which the copy shares with the original.
-        module.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
-        for parametrization in module.parametrizations.values():
-            _untie(parametrization)
+        own_parametrizations(module)
     names = []
     for prefix, module in parametrized:
         for name in list(module.parametrizations):
@@ -154,12 +150,6 @@ def _materialize(model: nn.Module) -> list[str]:
                 del module._forward_pre_hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
     return names
-
-
-def _untie(parametrization: Any) -> None:
-    """Give a parametrization raw tensors of its own: its value is written into them, which others may share."""
-    for key, parameter in list(parametrization.named_parameters(recurse=False)):
-        setattr(parametrization, key, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
 
 
 def _transform(norm: Any) -> Transform:

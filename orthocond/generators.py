@@ -52,7 +52,8 @@ class Generator(nn.Module):
             module draws from torch's random state needs nothing here: wherever images are compared, it is the same.
 
     Attributes:
-        sigma: Standard deviation of one latent. Steps along directions are in units of it.
+        sigma: Standard deviation of one latent, the root mean square of those of all. Steps along directions are in
+            units of it.
 
     Raises:
         TypeError: If the module cannot be called, or ``z_dim`` is missing.
@@ -94,7 +95,7 @@ class Generator(nn.Module):
         if latent_shape is not None and math.prod(latent_shape) != self.z_dim:
             raise ValueError(f"Generator(latent_shape=...) needs {self.z_dim} numbers in all; got {latent_shape}.")
         self.latent_shape = latent_shape or self._find_shape()
-        self.sigma = _SIGMA[prior] if isinstance(prior, str) else float(self.sample(_SIGMA_SAMPLES).double().std())
+        self.sigma = _SIGMA[prior] if isinstance(prior, str) else _deviation(self.sample(_SIGMA_SAMPLES))
         if not self.sigma > 0:
             raise ValueError(f"Generator(prior=...) needs latents that differ; {_SIGMA_SAMPLES} of this one are equal.")
         if latent_shape is None or self.range is not None:
@@ -154,13 +155,7 @@ class Generator(nn.Module):
         """
         check_count(count, "Generator.sample(count=...)", 1)
         rng = torch.Generator().manual_seed(rng) if isinstance(rng, int) else rng
-        if self.prior == "normal":
-            z = torch.randn(count, self.z_dim, generator=rng, dtype=torch.float64)
-        elif self.prior == "uniform":
-            z = 2 * torch.rand(count, self.z_dim, generator=rng, dtype=torch.float64) - 1
-        else:
-            assert callable(self.prior)
-            z = self.prior(count, rng)
+        z = draw_latents(self.prior, count, self.z_dim, rng)
         return check_latents(z, self.z_dim, "Generator(prior=...)").to(self.like)
 
     @property
@@ -221,6 +216,20 @@ def as_generator(generator: object, caller: str) -> Generator:
     return Generator(generator, z_dim, range=None, latent_shape=(z_dim,))
 
 
+def draw_latents(prior: str | Sampler, count: int, z_dim: int, rng: torch.Generator) -> Tensor:
+    """Latents of a prior, float64 but for those of a sampler, which are not checked."""
+    if callable(prior):
+        return prior(count, rng)
+    if prior == "normal":
+        return torch.randn(count, z_dim, generator=rng, dtype=torch.float64)
+    return 2 * torch.rand(count, z_dim, generator=rng, dtype=torch.float64) - 1
+
+
+def _deviation(z: Tensor) -> float:
+    """Root mean square of the standard deviations of the latents, whose means may differ."""
+    return float(z.double().var(0).mean().sqrt())
+
+
 def latents_of(generator: Generator, z: Tensor | int, caller: str, seed: int = 0) -> Tensor:
     """Checked latents ``(n, z_dim)``; a number samples as many from the prior."""
     if isinstance(z, Tensor):
@@ -259,7 +268,13 @@ def evaluating(generator: object) -> Iterator[None]:
 def seeded(z: Tensor, seed: int) -> Iterator[None]:
     """Random numbers of torch that depend on the seed alone; those of the caller go on as if nothing had happened."""
     with torch.random.fork_rng([z.device] if z.is_cuda else []):
-        torch.manual_seed(seed)
+        if z.is_cpu or z.is_cuda:
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all GPUs too
+        else:
+            torch.manual_seed(seed)
+        if z.is_cuda:
+            with torch.cuda.device(z.device):
+                torch.cuda.manual_seed(seed)
         yield
 
 
@@ -314,18 +329,43 @@ def _undone(images: Tensor, declared: tuple[float, float]) -> tuple[float, float
 
 
 def draws_noise(generator: Generator, z: Tensor, caller: str) -> bool:
-    """Whether a generator draws noise of its own; an error if that does not come from torch's random state."""
+    """Whether a generator draws noise of its own; an error if that does not come from torch's random state.
+
+    Raises:
+        ValueError: If the generator fails, makes no finite images, or makes another image of a latent among others.
+    """
     one = z[:1]
     images = []
     for seed in (0, 0, 1):
         with evaluating(generator), seeded(one, seed):
-            images.append(check_images(generator(one), 1, generator.range, caller))
+            images.append(check_images(_call(generator, one, caller), 1, generator.range, caller))
     if not torch.equal(images[0], images[1]):
         raise ValueError(
             f"{caller} needs a generator that makes the same image of the same latent and the same random state of "
             "torch; two calls in eval mode differ. Fix its noise: wrap it so that it uses stored noise."
         )
-    return not torch.equal(images[0], images[2])
+    if not torch.equal(images[0], images[2]):
+        return True
+    pair = torch.cat([one, z[-1:]])
+    with evaluating(generator), seeded(one, 0):
+        among = check_images(_call(generator, pair, caller), 2, generator.range, caller)[:1]
+    if float((among - images[0]).abs().max()) > torch.finfo(among.dtype).eps ** 0.5 * float(among.abs().max()):
+        raise ValueError(
+            f"{caller} needs a generator whose image of a latent does not depend on the other latents of a batch; that "
+            "of this one does. Batch normalization in training mode does it: call .eval() on networks within a plain "
+            "function, and use track_running_stats=True."
+        )
+    return False
+
+
+def _call(generator: Generator, z: Tensor, caller: str) -> Tensor:
+    try:
+        return generator(z)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"{caller}: the generator fails on latents {tuple(z.shape)} of {z.dtype}: {str(error).splitlines()[0]} "
+            "Check their dtype and device. If it takes another shape, wrap it: orthocond.Generator(module, z_dim=...)."
+        ) from error
 
 
 def _checked_z_dim(generator: object, caller: str) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.func import jacrev
 
+import orthocond as oc
 from orthocond.directions import effect_sizes, jacobian_directions, region_directions
 from orthocond.directions.jacobian import Derivative, krylov
 from orthocond.directions.regions import robust_pca
@@ -150,7 +151,7 @@ def test_krylov_is_chosen_where_it_needs_fewer_products(monkeypatch):
     assert 6 < sum(counts) < 60
     counts.clear()
     jacobian_directions(net, 1, 60)
-    assert sum(counts) == 90 + 2  # and two to find out how to differentiate
+    assert sum(counts) == 90 + 4  # and twice two to find out how to differentiate
 
 
 @pytest.mark.parametrize("spectrum", [[1.0] * 20, [9.0, 8.0, *[0.0] * 18], [2.0**-i for i in range(20)], [0.0] * 20])
@@ -397,3 +398,75 @@ PAINTER = Painter(6, 0, 3, rotated=False)
 def test_errors(make, kind, text):
     with pytest.raises(kind, match=text):
         make()
+
+
+# --- which derivative ------------------------------------------------------------------------------------------------
+
+
+class Linear:
+    """Images are a function of the latents, which may be cut from the graph in part."""
+
+    def __init__(self, paint, z_dim=4):
+        self.paint, self.z_dim = paint, z_dim
+
+    def __call__(self, z):
+        return self.paint(z).unflatten(1, (1, 1, -1))
+
+
+def test_a_part_that_cuts_the_graph_is_noticed_also_beside_others():
+    a = torch.randn(4, 6)
+    g = Linear(lambda z: z[:, :2] @ a[:2] + 3 * z[:, 2:].detach() @ a[2:])
+    with pytest.warns(UserWarning, match="a part of it cuts the graph"):
+        found = jacobian_directions(g, 8)
+    b = a * torch.tensor([1.0, 1, 3, 3])[:, None]
+    torch.testing.assert_close(found.importance, torch.linalg.eigvalsh(b @ b.mT / 6).flip(0), rtol=1e-3, atol=1e-4)
+
+
+def test_differences_of_latents_are_differentiated():
+    g = Linear(lambda z: torch.stack([z[:, 0] - z[:, 1], z[:, 2] - z[:, 3]], 1))
+    torch.testing.assert_close(jacobian_directions(g, 8).importance, torch.tensor([1.0, 1, 0, 0]))
+
+
+def test_a_derivative_is_believed_where_differences_cannot_follow():
+    g = Linear(lambda z: (3000 * z).sin())
+    found = jacobian_directions(g, 64)
+    z = oc.Generator(g, 4, range=None, latent_shape=(4,)).sample(64)
+    expected = (3000 * (3000 * z).cos()).square().mean(0) / 4
+    torch.testing.assert_close(found.importance, expected.sort(descending=True).values, rtol=1e-4, atol=0)
+
+
+def test_pixels_of_8_bits_hide_changes():
+    g = Linear(lambda z: (z * 3).round() / 3)
+    with pytest.raises(ValueError, match=r"as far as their derivatives tell.*rounds them"):
+        jacobian_directions(g, torch.full((3, 4), 0.5), derivative="forward")
+
+
+def test_images_that_are_not_finite_at_some_latents_are_an_error():
+    g = Linear(lambda z: (z * z).log() + 0 * z.sqrt().detach())  # the slope is finite
+    with pytest.raises(ValueError, match="finite images"):
+        jacobian_directions(g, torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, -4]]))
+
+
+def test_derivatives_that_are_not_finite_are_an_error():
+    with pytest.raises(ValueError, match=r"derivatives are finite.*use generator.float"):
+        jacobian_directions(Linear(lambda z: z.abs().sqrt()), torch.zeros(2, 4), derivative="forward")
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{"method": "exact"}, {"method": "krylov"}, {"blocks": (2, 2)}])
+def test_weights_are_repetitions(settings):
+    a = torch.randn(4, 6)
+    g = Linear(lambda z: (z @ a).sin())
+    z, counts = torch.randn(5, 4), torch.tensor([3, 0, 1, 2, 0])
+    for batch_size in (4, 64):
+        weighted = jacobian_directions(g, z, weights=counts / 7, tol=1e-9, batch_size=batch_size, **settings)
+        repeated = jacobian_directions(g, z.repeat_interleave(counts, 0), tol=1e-9, **settings)
+        torch.testing.assert_close(weighted.importance, repeated.importance)
+        torch.testing.assert_close(weighted.vectors, repeated.vectors, atol=1e-4, rtol=0)
+
+
+def test_weights_that_are_none_are_an_error():
+    with pytest.raises(ValueError, match=r"jacobian_directions\(weights=...\) needs 5 finite numbers"):
+        jacobian_directions(Linear(torch.sin), 5, weights=torch.zeros(5))

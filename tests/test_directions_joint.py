@@ -18,6 +18,7 @@ from orthocond.directions import (
     jacobian_directions,
     joint_directions,
     jointly_diagonalize,
+    off_diagonal_energies,
     off_diagonal_energy,
     rotate,
     traverse,
@@ -397,3 +398,41 @@ def test_a_uniform_prior_is_rotated_with_the_latents():
 def test_errors(make, kind, text):
     with pytest.raises(kind, match=text):
         make()
+
+
+# --- what cannot be measured -----------------------------------------------------------------------------------------
+
+
+def test_energies_are_never_perfect_for_want_of_a_number():
+    class Steep:  # finite images with an infinite slope
+        z_dim = 4
+
+        def __call__(self, z):
+            return z.relu().sqrt().reshape(-1, 1, 2, 2)
+
+    with pytest.raises(ValueError, match=r"off_diagonal_energy needs .*finite"):
+        off_diagonal_energy(Steep(), derivative="forward")
+
+    class Half:  # only the first two latents do anything
+        z_dim = 4
+
+        def __call__(self, z):
+            return (z[:, :2] * torch.tensor([1.0, 2.0])).sin().reshape(-1, 1, 1, 2)
+
+    with pytest.raises(ValueError, match="do not change"):
+        off_diagonal_energies(Half(), [torch.eye(4)[2:], torch.eye(4)])
+
+
+def test_leading_directions_know_the_weights():
+    def paint(z):
+        s = (z[:, :1] > 0).to(z)
+        return torch.cat([10 * s * z[:, 1:3], 2 * (1 - s) * z[:, 3:4], (1 - s) * z[:, 4:5]], 1).reshape(-1, 1, 1, 4)
+
+    class Switch:
+        z_dim = 5
+        __call__ = staticmethod(paint)
+
+    z = torch.randn(64, 5)
+    found = joint_directions(Switch(), z, 2, weights=(z[:, 0] < 0).float())
+    torch.testing.assert_close(found.importance, joint_directions(Switch(), z[z[:, 0] < 0], 2).importance)
+    torch.testing.assert_close(found.importance, torch.tensor([1.0, 0.25]))

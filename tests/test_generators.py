@@ -262,3 +262,53 @@ def test_a_range_that_is_left_later_is_an_error_too():
     g = oc.Generator(lambda z: z.reshape(-1, 1, 2, 2) / 5, 4, prior="uniform")
     with pytest.raises(ValueError, match=r"declared as \(-1.0, 1.0\); its pixels go from"):
         traverse(g, 3, axes(4), (20.0,))
+
+
+# what directions need of a generator
+
+
+def test_sigma_is_that_of_one_latent_where_means_differ():
+    means, deviations = torch.tensor([0.0, 10.0, 20.0]), torch.tensor([1.0, 1.0, 2.0])
+
+    def prior(count, rng):
+        return torch.randn(count, 3, generator=rng) * deviations + means
+
+    g = oc.Generator(lambda z: z[:, None, None], 3, prior=prior, range=None)
+    assert g.sigma == pytest.approx(2**0.5, rel=0.05)
+
+
+def test_the_random_state_of_gpus_is_not_touched(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    g = oc.gans.SimpleGenerator(size=8, z_dim=3, width=4)
+    state = torch.get_rng_state()
+    jacobian_directions(g, 4)
+    assert seeds == []
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class InBatch(nn.Module):
+    """Batch normalization by the statistics of the batch, also in eval mode."""
+
+    z_dim = 4
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1, track_running_stats=False)
+
+    def forward(self, z):
+        return self.norm(z.reshape(-1, 1, 2, 2))
+
+
+def test_images_that_depend_on_their_batch_are_an_error():
+    for find in (jacobian_directions, lambda g: effect_sizes(g, axes(4))):
+        with pytest.raises(ValueError, match=r"does not depend on the other latents of a batch.*call \.eval\(\)"):
+            find(InBatch())
+
+
+def test_a_generator_that_fails_is_told_with_a_remedy():
+    net = dcgan()
+    net.z_dim = 10
+    with pytest.raises(ValueError, match=r"fails on latents \(1, 10\) of torch.float32.*orthocond.Generator\(module"):
+        jacobian_directions(net)
+    assert len(jacobian_directions(oc.Generator(net, 10))) == 10

@@ -157,3 +157,27 @@ def test_a_weight_that_is_not_finite_is_told(shape):
     layer.weight.grad = torch.randn(shape)
     with pytest.raises(ValueError, match=r"finite"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_a_weight_that_cannot_be_put_on_the_manifold_is_named_and_none_moves(value):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    nn.init.constant_(model[1].weight, value)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"1.weight \(3, 4\) cannot be put on the manifold"):
+        treat(model, torch.optim.SGD(model.parameters(), lr=0.1), manifold=Stiefel())
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_on_the_manifold_is_not_moved_by_treating_it_again(dtype):
+    layer = nn.Linear(60, 20, dtype=dtype)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    handle = treat(layer, optimizer, manifold=Stiefel())
+    for _ in range(3):
+        layer(torch.randn(9, 60, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+    before = layer.weight.detach().clone()
+    handle.remove()
+    treat(layer, optimizer, manifold=Stiefel())
+    assert torch.equal(layer.weight, before)

@@ -341,3 +341,16 @@ def test_a_closure_that_fails_leaves_the_treatment_in_place():
         optimizer.step(fails)
     train(model, optimizer, [batch()])
     assert handle.statistics[0].steps == 1
+
+
+def test_an_update_is_checked_before_the_weight_moves():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    treat([model[3], model[0]], optimizer, gradient=NearestOrthogonal(of="update"))
+    train(model, optimizer, [batch()])
+    model(batch()[0]).sum().backward()
+    model[0].weight.grad[0, 0, 0, 0] = math.nan
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    with pytest.raises(ValueError, match=r"Conv2d.weight \(6, 2, 3, 3\) holds NaN or infinity"):
+        optimizer.step()
+    torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0)

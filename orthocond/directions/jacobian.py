@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from orthocond.generators import (
     as_generator,
     draws_noise,
     evaluating,
+    images_of,
     latents_of,
     seeded,
 )
@@ -24,6 +25,9 @@ from orthocond.matrix.decompose import eigh
 
 # Central differences are off by h² (truncation) and eps / h (rounding): h = eps^(1/3) balances the two.
 _DIFFERENCE_STEP = {torch.float32: 5e-3, torch.float64: 6e-6}
+_CHECKED = 64  # images that are looked at together
+_PROBED, _PROBES = 4, 2  # latents and vectors on which kinds of derivatives are compared
+_APART = 0.3  # of a difference of images, from which a derivative is not that of the images
 # More columns than k, so that the block sees past the k-th eigenvalue and converges at the rate of the next gap.
 _OVERSAMPLING = 4
 
@@ -37,11 +41,13 @@ class Derivative:
         kind: ``"forward"``: dual numbers. ``"reverse"``: twice backward, for generators with parts that have no
             forward rule. ``"difference"``: central differences, for those that cannot be differentiated.
         noisy: Whether the generator draws noise, which must be the same for all vectors: that of ``seed``.
+        shorter: Factor of the step of differences.
     """
 
     generator: ImageGenerator
     kind: str
     noisy: bool
+    shorter: float = 1.0
 
     def push(self, z: Tensor, v: Tensor, seed: int = 0) -> Tensor:
         """``J v``: changes ``(m, n, C, H, W)`` of the images along each of ``v``, ``(m, d)``."""
@@ -66,7 +72,7 @@ class Derivative:
             return torch.autograd.grad(pulled, u, tangents)[0]
 
     def _difference(self, rows: Tensor, tangents: Tensor, seed: int) -> Tensor:
-        h = _DIFFERENCE_STEP.get(rows.dtype, 5e-3)
+        h = _DIFFERENCE_STEP.get(rows.dtype, 5e-3) * self.shorter
         ends = []
         for sign in (1, -1):
             with torch.no_grad(), seeded(rows, seed):
@@ -89,40 +95,69 @@ class Derivative:
 def derivative_of(generator: Generator, z: Tensor, kind: str, name: str) -> Derivative:
     """The best kind of derivative that a generator allows.
 
-    A part that cuts the graph gives no error but a Jacobian of zeros, so each kind is tried on one latent, and zeros
-    are believed only if a difference of images is zero too.
+    A part that cuts the graph gives no error but a Jacobian in which what it does is missing. So each kind is compared
+    with differences of images.
+
+    Raises:
+        ValueError: If images are not finite, or not those that this library needs.
     """
     check_choice(kind, f"{name}(derivative=...)", ("auto", "forward", "reverse", "difference"))
     noisy = draws_noise(generator, z, name)
+    for _ in images_of(generator, z, _CHECKED, name):
+        pass  # a derivative may be finite where the image is not
     if kind != "auto":
         return Derivative(generator, kind, noisy)
     difference = Derivative(generator, "difference", noisy)
-    one, v = z[:1], torch.ones_like(z[:1])
-    moves = difference.push(one, v)
+    some = z[:_PROBED]
+    v = torch.randn(_PROBES, z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z)
+    moves = difference.push(some, v)
     for kind in ("forward", "reverse"):
         found = Derivative(generator, kind, noisy)
         try:
-            if bool(found.push(one, v).any()) == bool(moves.any()) and found.pull(one, moves).isfinite().all():
+            if _agrees(found, difference, some, v, moves) and found.pull(some, moves).isfinite().all():
                 return found
         except (RuntimeError, NotImplementedError):
             continue
     warnings.warn(
-        f"{name}: this generator can be differentiated neither forward nor twice backward, so central differences are "
-        "used, which have about half the digits. derivative='difference' says that this is meant.",
+        f"{name}: this generator can be differentiated neither forward nor twice backward, or a part of it cuts the "
+        "graph. So central differences are used, which have about half the digits. derivative='difference' says that "
+        "this is meant.",
         stacklevel=3,
     )
     return difference
 
 
+def _agrees(found: Derivative, difference: Derivative, z: Tensor, v: Tensor, moves: Tensor) -> bool:
+    """Whether a derivative is that of the images, as far as differences of images, which are ``moves``, can tell."""
+    if _are_near(found.push(z, v), moves):
+        return True
+    return not _are_near(replace(difference, shorter=0.25).push(z, v), moves)  # they do not agree with each other
+
+
+def _are_near(pushed: Tensor, moves: Tensor) -> bool:
+    return bool((pushed - moves).double().norm() <= _APART * moves.double().norm())
+
+
 def gram_matrices(
-    derivative: Derivative, z: Tensor, batch_size: int, masks: list[Tensor] | None = None, gray: bool = False
+    derivative: Derivative,
+    z: Tensor,
+    batch_size: int,
+    masks: list[Tensor] | None = None,
+    gray: bool = False,
+    weights: Tensor | None = None,
 ) -> list[Tensor]:
-    r"""Averages of :math:`J^T J` over latents and pixels, float64 ``(d, d)``, for each mask ``(H, W)`` of pixels."""
+    r"""Averages of :math:`J^T J` over latents and pixels, float64 ``(d, d)``, for each mask ``(H, W)`` of pixels.
+
+    The weights of the latents have a mean of 1.
+    """
     d = z.shape[1]
     eye = torch.eye(d, dtype=z.dtype, device=z.device)
     sums: list[Tensor] = []
-    for seed, part in enumerate(z.split(max(1, batch_size // d))):
+    size = max(1, batch_size // d)
+    for seed, part in enumerate(z.split(size)):
         pushed = torch.cat([derivative.push(part, v, seed) for v in eye.split(max(1, batch_size // len(part)))])
+        if weights is not None:
+            pushed = pushed * _of_images(weights.split(size)[seed].sqrt(), pushed)
         if gray:
             pushed = pushed.mean(2, keepdim=True)
         regions = [pushed] if masks is None else [pushed[..., mask] for mask in masks]
@@ -142,25 +177,50 @@ def grams_of_latents(derivative: Derivative, z: Tensor, rows: Tensor, batch_size
     return torch.cat(grams)
 
 
+def _of_images(weights: Tensor, images: Tensor) -> Tensor:
+    """Numbers ``(n,)`` as factors of images ``(m, n, C, H, W)``."""
+    return weights.to(images)[:, None, None, None]
+
+
 def check_moves(gram: Tensor, name: str) -> None:
-    """Raise if images do not change with the latents."""
+    """Raise if images do not change with the latents, or their change is not finite."""
+    if not gram.isfinite().all():
+        raise ValueError(
+            f"{name} needs images whose derivatives are finite; at some latents these are NaN or infinite. In half "
+            "precision they may overflow: use generator.float()."
+        )
     if not gram.any():
         raise ValueError(
-            f"{name}: the images do not change with the latents at all. If they should, a part of the generator cuts "
-            "the graph; derivative='auto' finds out."
+            f"{name}: the images do not change with the latents at all, as far as their derivatives tell. If they "
+            "should, a part of the generator rounds them (to 8 bits, say) or cuts the graph: take it out, or in the "
+            "latter case use derivative='difference'."
         )
 
 
-def _product(derivative: Derivative, z: Tensor, v: Tensor, batch_size: int) -> Tensor:
+def _product(derivative: Derivative, z: Tensor, v: Tensor, batch_size: int, weights: Tensor | None) -> Tensor:
     """The averaged Gram matrix times the columns of ``v``, ``(d, m)``, without the matrix."""
     total = torch.zeros_like(v)
     rows = v.mT.to(z.dtype)
-    for seed, part in enumerate(z.split(max(1, batch_size // len(rows)))):
+    size = max(1, batch_size // len(rows))
+    for seed, part in enumerate(z.split(size)):
         for i, block in enumerate(rows.split(batch_size)):
             pushed = derivative.push(part, block, seed)
+            if weights is not None:
+                pushed = pushed * _of_images(weights.split(size)[seed], pushed)
             pulled = derivative.pull(part, pushed, seed).double().sum(1) / pushed[0, 0].numel()
             total[:, i * batch_size : i * batch_size + len(block)] += pulled.mT
     return total / len(z)
+
+
+def check_weights(weights: Tensor, z: Tensor, name: str) -> Tensor:
+    """Checked weights of latents, float64, with a mean of 1."""
+    w = torch.as_tensor(weights)
+    if w.shape != (len(z),) or not bool((w.isfinite() & (w >= 0)).all()) or not bool(w.any()):
+        raise ValueError(
+            f"{name}(weights=...) needs {len(z)} finite numbers of at least 0, not all 0; got {w.tolist()}."
+        )
+    w = w.to(z.device).double()
+    return w / w.mean()
 
 
 def krylov(product: Callable[[Tensor], Tensor], start: Tensor, k: int, tol: float) -> tuple[Tensor, Tensor]:
@@ -204,6 +264,7 @@ def jacobian_directions(
     k: int | None = None,
     *,
     method: str = "auto",
+    weights: Tensor | None = None,
     blocks: Sequence[int] | None = None,
     derivative: str = "auto",
     tol: float = 1e-3,
@@ -226,6 +287,7 @@ def jacobian_directions(
         z: Latents ``(n, z_dim)``, or how many to sample from the prior.
         k: How many directions; None for all.
         method: ``"exact"``, ``"krylov"``, or ``"auto"``: the one that needs fewer products.
+        weights: Weights ``(n,)`` of the latents; None counts all alike.
         blocks: Sizes of groups of consecutive latents, each of which has directions of its own, such as the layers of
             an EigenGAN; None is one block. They need all columns of J, and so not ``"krylov"``.
         derivative: ``"forward"``; ``"reverse"``, twice backward, for generators with parts that have no forward rule;
@@ -268,6 +330,7 @@ def jacobian_directions(
     z = latents_of(generator, z, name, seed)
     d = z.shape[1]
     check_k(k, d, name)
+    w = None if weights is None else check_weights(weights, z, name)
     check_choice(method, f"{name}(method=...)", ("auto", "exact", "krylov"))
     check_not_negative(tol, f"{name}(tol=...)")
     if tie_tol is not None:
@@ -287,16 +350,18 @@ def jacobian_directions(
             # Three blocks are the rule, and a product with its transpose costs as much as three columns.
             method = "krylov" if 9 * block < d and found.kind != "difference" else "exact"
         if blocks is not None:
-            gram = gram_matrices(found, z, batch_size)[0] * generator.sigma**2
+            gram = gram_matrices(found, z, batch_size, weights=w)[0] * generator.sigma**2
             check_moves(gram, name)
             parts = [rows.split(sizes, 1)[i] for i, rows in enumerate(gram.split(sizes))]
             own = [from_eigenvectors(*eigh(part), z.dtype, None, "jacobian", tie_tol) for part in parts]
             return in_blocks(own)[:k]
         if method == "exact":
-            values, vectors = eigh(gram_matrices(found, z, batch_size)[0])
+            gram = gram_matrices(found, z, batch_size, weights=w)[0]
+            check_moves(gram, name)
+            values, vectors = eigh(gram)
         else:
             rng = torch.Generator().manual_seed(seed)
             start = torch.randn(d, block, dtype=torch.float64, generator=rng).to(z.device)
-            values, vectors = krylov(lambda v: _product(found, z, v, batch_size), start, min(block, k or d), tol)
-    check_moves(values, name)
+            values, vectors = krylov(lambda v: _product(found, z, v, batch_size, w), start, min(block, k or d), tol)
+            check_moves(values, name)
     return from_eigenvectors(values * generator.sigma**2, vectors, z.dtype, k, "jacobian", tie_tol)

@@ -13,7 +13,13 @@ from orthocond._html import paragraph
 from orthocond.directions.basis import TIE_TOL, Directions, check_k, direction_rows
 from orthocond.directions.diagonalize import jointly_diagonalize, off_diagonal
 from orthocond.directions.factorize import check_blocks, subspaces_of
-from orthocond.directions.jacobian import check_moves, derivative_of, grams_of_latents, jacobian_directions
+from orthocond.directions.jacobian import (
+    check_moves,
+    check_weights,
+    derivative_of,
+    grams_of_latents,
+    jacobian_directions,
+)
 from orthocond.generators import Generator, ImageGenerator, as_generator, evaluating, latents_of
 from orthocond.matrix.decompose import eigh
 
@@ -143,14 +149,15 @@ def joint_directions(
     if blocks is None:
         blocks = [len(one.weight) for one in subspaces_of(generator)] or [d]
     sizes = check_blocks(blocks, d, name)
-    w = _check_weights(weights, z)
+    w = check_weights(torch.ones(len(z)) if weights is None else weights, z, name)
     check_choice(normalize, f"{name}(normalize=...)", _NORMALIZATIONS)
     check_count(starts, f"{name}(starts=...)", 1)
     check_not_negative(tie_tol, f"{name}(tie_tol=...)")
     rows = torch.eye(d, dtype=z.dtype, device=z.device)
     size = min(k or _MOST_DIMENSIONS, d)
     if len(sizes) == 1 and size < d:
-        rows = jacobian_directions(generator, z, size, derivative=derivative, batch_size=batch_size).vectors.to(z)
+        settings: Any = {"weights": weights, "derivative": derivative, "batch_size": batch_size}
+        rows = jacobian_directions(generator, z, size, **settings).vectors.to(z)
         sizes = [size]
     grams = _grams(generator, z, rows, derivative, batch_size, name)
     matrices = _normalized(grams, normalize) * w.sqrt()[:, None, None]
@@ -253,6 +260,8 @@ def off_diagonal_energies(
     shared = rows[0] if len(rows) == 1 else torch.eye(generator.z_dim).to(z)
     grams = _grams(generator, z, shared, derivative, batch_size, name)
     turned = [grams] if len(rows) == 1 else [one.double() @ grams @ one.double().mT for one in rows]
+    for one in turned:
+        check_moves(one, name)
     return [off_diagonal(_normalized(one, normalize)) for one in turned]
 
 
@@ -271,15 +280,6 @@ def _normalized(grams: Tensor, kind: str) -> Tensor:
     traces = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
     sizes = traces if kind == "trace" else grams.flatten(1).norm(dim=1)
     return grams / torch.where(sizes > 0, sizes, 1)[:, None, None]
-
-
-def _check_weights(weights: Tensor | None, z: Tensor) -> Tensor:
-    w = torch.ones(len(z)) if weights is None else torch.as_tensor(weights)
-    if w.shape != (len(z),) or not bool((w.isfinite() & (w >= 0)).all()) or not bool(w.any()):
-        raise ValueError(
-            f"joint_directions(weights=...) needs {len(z)} finite numbers of at least 0, not all 0; got {w.tolist()}."
-        )
-    return w.to(z.device).double()
 
 
 def _blocks(matrices: Tensor, sizes: list[int]) -> list[Tensor]:

@@ -1,15 +1,18 @@
 """A generator whose axes are given directions."""
 
 import copy
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from orthocond._layers import own_parametrizations
 from orthocond.directions.basis import Directions, direction_rows
 from orthocond.gans import EigenGenerator, SimpleGenerator
-from orthocond.generators import Generator, ImageGenerator, Sampler, as_generator
+from orthocond.generators import Generator, ImageGenerator, Sampler, as_generator, draw_latents
 
 _ORTHOGONAL = 1e-3  # how far products of directions may be from 0 and 1
 
@@ -30,9 +33,9 @@ class RotatedGenerator(nn.Module):
         self.z_dim = len(rotation)
         self.register_buffer("rotation", rotation)
 
-    def forward(self, z: Tensor) -> Tensor:
+    def forward(self, z: Tensor, *noise: Tensor) -> Tensor:
         """Images of latents along the directions."""
-        images: Tensor = self.module(z @ self.rotation)
+        images: Tensor = self.module(z @ self.rotation, *noise)
         return images
 
 
@@ -41,8 +44,10 @@ def rotate(generator: ImageGenerator, directions: Directions | Tensor) -> nn.Mod
 
     Latent i of the result moves along direction i, so that anything that uses the axes (metrics, traversals, other
     tools) uses the directions. In a `SimpleGenerator` and an `EigenGenerator` R is multiplied into the first
-    projection and the subspaces, so that the result is a generator of the same kind and cost. Others are wrapped, as a
-    copy if they can be copied. The generator that is given stays as it is.
+    projection and the subspaces, so that the result is a generator of the same kind and cost. The rows of a rotated
+    subspace are in general not orthogonal to each other, so put no `Stiefel` steps on them. Others, classes derived
+    from these two, and those with hooks are wrapped, as a copy if they can be copied. The generator that is given
+    stays as it is.
 
     Fewer directions than latents are the first axes; the others complete them to a basis. Normal latents stay normal.
     A `Generator` with another prior keeps the distribution of its images: latents are sampled as before and rotated,
@@ -77,28 +82,39 @@ def rotate(generator: ImageGenerator, directions: Directions | Tensor) -> nn.Mod
     like = plain.like
     rows = direction_rows(directions, plain.z_dim, "rotate").to(like.device).double()
     _check_orthogonal(rows)
-    inner = plain.module
-    if isinstance(inner, EigenGenerator):
+    inner: Any = plain.module
+    if _is_just(EigenGenerator, plain):
         rotation = _by_layer(rows, [len(one.weight) for one in inner.subspaces])
         turned: nn.Module = _turned_eigengan(inner, rotation)
-    elif isinstance(inner, SimpleGenerator):
+    elif _is_just(SimpleGenerator, plain):
         rotation = _completed(rows)
         turned = copy.deepcopy(inner)
-        weight = _plain_weight(turned.first_projection)
+        weight = _plain_weight(turned.first_projection)  # type: ignore[arg-type]
         weight.data = (rotation @ weight.data.double().flatten(1)).reshape(weight.shape).to(weight)
     else:
         rotation = _completed(rows)
         turned = RotatedGenerator(_copied(generator), rotation.to(like))
     if not isinstance(generator, Generator):
         return turned
-    prior = generator.prior if generator.prior == "normal" else _rotated_prior(generator, rotation)
-    if isinstance(turned, RotatedGenerator):  # the images of a Generator are scaled already
-        declared = None if plain.range is None else (-1.0, 1.0)
-        result = Generator(turned, prior=prior, range=declared, latent_shape=(plain.z_dim,))
-    else:
-        result = Generator(turned, prior=prior, range=plain.range, noise=plain.noise)
+    prior = generator.prior if generator.prior == "normal" else _RotatedPrior(generator.prior, rotation)
+    with warnings.catch_warnings():  # what is to be said of the range was said of the generator itself
+        warnings.filterwarnings("ignore", "Generator: the range")
+        if isinstance(turned, RotatedGenerator):  # the images of a Generator are scaled already
+            declared = None if plain.range is None else (-1.0, 1.0)
+            result = Generator(turned, prior=prior, range=declared, latent_shape=(plain.z_dim,))
+        else:
+            result = Generator(turned, prior=prior, range=plain.range, noise=plain.noise)
     result.sigma = generator.sigma  # a rotation keeps it; that of a sampler is measured
     return result
+
+
+def _is_just(kind: type[nn.Module], generator: Generator) -> bool:
+    """Whether images are what a kind of generator makes of its weights: no class derived from it, and no hooks."""
+    inner: Any = generator.module
+    if type(generator) is not Generator or type(inner) is not kind:
+        return False
+    parts = [generator, *inner.modules()]
+    return not any(m._forward_hooks or m._forward_pre_hooks for m in parts)
 
 
 def _copied(generator: ImageGenerator) -> ImageGenerator:
@@ -109,12 +125,16 @@ def _copied(generator: ImageGenerator) -> ImageGenerator:
         return generator
 
 
-def _rotated_prior(generator: Generator, rotation: Tensor) -> Sampler:
-    def rotated(count: int, rng: torch.Generator) -> Tensor:
-        z = generator.sample(count, rng)
-        return z @ rotation.mT.to(z)
+@dataclass(frozen=True, eq=False)
+class _RotatedPrior:
+    """A prior along the directions: its latents, rotated. A class, since Python can save no function in a function."""
 
-    return rotated
+    prior: str | Sampler
+    rotation: Tensor
+
+    def __call__(self, count: int, rng: torch.Generator) -> Tensor:
+        z = draw_latents(self.prior, count, len(self.rotation), rng)
+        return z @ self.rotation.mT.to(z)
 
 
 def _check_orthogonal(rows: Tensor) -> None:
@@ -154,9 +174,12 @@ def _turned_eigengan(generator: EigenGenerator, rotation: Tensor) -> EigenGenera
     for layer in turned.subspaces:
         weight = _plain_weight(layer)
         place = slice(first, first + len(weight))
-        rows = rotation[place, place] @ (layer.scale.data[:, None] * weight.data).double()
+        turn = rotation[place, place]
+        rows = turn @ (layer.scale.data[:, None] * weight.data).double()
+        lengths = rows.norm(dim=1)
+        rows = torch.where(lengths[:, None] > 0, rows, turn @ weight.data.double())  # a dead latent can learn again
         weight.data = nn.functional.normalize(rows, dim=1, eps=torch.finfo(rows.dtype).tiny).to(weight)
-        layer.scale.data = rows.norm(dim=1).to(layer.scale)
+        layer.scale.data = lengths.to(layer.scale)
         first += len(weight)
     return turned
 
@@ -164,5 +187,6 @@ def _turned_eigengan(generator: EigenGenerator, rotation: Tensor) -> EigenGenera
 def _plain_weight(layer: nn.Module) -> nn.Parameter:
     """The weight of a layer of a copy, without parametrizations, which would undo the rotation."""
     if parametrize.is_parametrized(layer, "weight"):
+        own_parametrizations(layer)
         parametrize.remove_parametrizations(layer, "weight")
     return layer.weight  # type: ignore[return-value]

@@ -63,9 +63,9 @@ def treat(
     only, as does the working memory in float64 for the weights of one shape.
 
     The host reads few values from the device. NOG reads two per shape (how even and how small the singular values are),
-    and one more each where the condition number is above 8 and where the rank is not full. ``of="update"`` reads three
-    for each weight (the third is the rounding of the weight), and ``manifold`` two. A fused optimizer under a
-    GradScaler takes one more. OLR reads nothing.
+    and one more each where the condition number is above 8 and where the rank is not full. ``of="update"`` reads four
+    for each weight (two of them: is the gradient finite, and the rounding of the weight), and ``manifold`` two. A fused
+    optimizer under a GradScaler takes one more. OLR reads nothing.
 
     Args:
         target: A module with a ``weight``, a parameter, a model, or several of them. A module knows the groups of its
@@ -90,7 +90,8 @@ def treat(
     Raises:
         TypeError: If an argument is of the wrong kind or the optimizer is LBFGS, or at a step if a gradient is sparse.
         ValueError: If nothing is asked for, there is no weight, it is frozen, has fewer than two dimensions or does
-            not belong to the optimizer; at a step, if a gradient is not finite.
+            not belong to the optimizer; at a step, if a gradient is not finite and a direction or a step on a manifold
+            is to be made of it. (`OptimalLR` alone reads no gradient, and leaves such a step to the optimizer.)
         RuntimeError: If a weight already has a treatment of this kind; at a step, if its closure is called twice.
 
     Example:
@@ -278,9 +279,15 @@ class Treatment:
                     f"treat(manifold=...) needs a plain weight; {w.name} is only the raw parameter of one. Take the "
                     "parametrization off with torch.nn.utils.parametrize.remove_parametrizations first."
                 )
-        nearest = [manifold.nearest(w.matrices()) for w in self.weights]
+        nearest = []
+        for w in self.weights:
+            try:
+                nearest.append(manifold.nearest(w.matrices()))
+            except ValueError as error:
+                raise type(error)(f"{w.name} cannot be put on the manifold. {error}") from error
         for w, matrices in zip(self.weights, nearest, strict=True):  # only now: an error leaves all as they were
-            assign(w.parameter.detach(), matrices)
+            if not _are_close(w.matrices(), matrices):  # those of a training that continues stay as they are
+                assign(w.parameter.detach(), matrices)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """Act on the gradient now, or, where a closure makes it, as soon as that has been called."""
@@ -310,6 +317,9 @@ class Treatment:
         active = [w for w in self.weights if w.has_gradient()]
         if self.gradient is not None and self.gradient.of == "gradient":
             self._orthogonalize_gradients(active, self.gradient, scale)
+        elif self.gradient is not None:
+            for w in active:  # now: at the update it would be too late, the weight has moved
+                _check_finite([w], [w.gradient()], "NearestOrthogonal")
         if self.lr is not None or (self.gradient is not None and self.gradient.of == "update"):
             for w in active:
                 w.before = w.parameter.detach().clone()
@@ -352,7 +362,7 @@ class Treatment:
             try:
                 prepared.append((batch, setting.prepare(gradients, scale)))
             except ValueError as error:
-                _name_what_is_not_finite(error, batch, gradients, "NearestOrthogonal")
+                _check_finite(batch, gradients, "NearestOrthogonal", error)
                 raise
             for w, g in zip(batch, gradients, strict=True):
                 if self._spectrum_every and w.steps % self._spectrum_every == 0:
@@ -375,7 +385,7 @@ class Treatment:
             try:
                 after = manifold.step(weights, gradients, lr[:, None])
             except ValueError as error:
-                _name_what_is_not_finite(error, batch, averages, "Stiefel")
+                _check_finite(batch, averages, "Stiefel", error)
                 raise
             for w, matrices, average in zip(batch, after, gradients, strict=True):
                 if self._spectrum_every and w.steps % self._spectrum_every == 0:
@@ -415,7 +425,15 @@ def _check_setting(value: object, name: str, *kinds: type) -> None:
         raise TypeError(f"treat({name}=...) needs a setting such as {kinds[0].__name__}(); got {value!r}.{hint}")
 
 
-def _name_what_is_not_finite(error: ValueError, batch: list[Weight], gradients: Iterable[Tensor], caller: str) -> None:
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    """Whether matrices differ by no more than rounding."""
+    size = 2 * torch.finfo(one.dtype).eps * float(other.abs().max())
+    return float((one.double() - other.double()).abs().max()) <= size
+
+
+def _check_finite(
+    batch: list[Weight], gradients: Iterable[Tensor], caller: str, error: ValueError | None = None
+) -> None:
     """Raise an error that names the first weight whose gradient is not finite, if there is one."""
     for w, g in zip(batch, gradients, strict=True):
         if not g.isfinite().all():
