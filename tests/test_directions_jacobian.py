@@ -444,7 +444,7 @@ def test_pixels_of_8_bits_hide_changes():
 def test_images_that_are_not_finite_at_some_latents_are_an_error():
     g = Linear(lambda z: (z * z).log() + 0 * z.sqrt().detach())  # the slope is finite
     with pytest.raises(ValueError, match="finite images"):
-        jacobian_directions(g, torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, -4]]))
+        jacobian_directions(g, torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, -4], [4, 3, 2, 1]]))
 
 
 def test_derivatives_that_are_not_finite_are_an_error():
