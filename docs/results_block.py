@@ -45,7 +45,6 @@ _SHOWN = (
             "SVD − BN": "the SVD layer beats BN (implied)",
             "SVD − BN, workstation": "… in the medium network",
             "SVD − BN with more steps": "… in equal time",
-            "SVD − BN with 1.55 times the steps": "… if BN gets 1.55 times the steps, as first planned",
             "BN + WI − SVD": "beyond it: BN with `whitening_init_` is as good",
         },
     ),
@@ -61,8 +60,6 @@ _SHOWN = (
         "error, points",
         {
             f"SVD, exact, ε 1e-2 − {_PADE}": "… and the error",
-            f"OW, Padé (stand-in at ties), ε 1e-2 − {_PADE}": "an orthogonal weight lowers it, with this stand-in",
-            "OW, exact, ε 1e-2 − SVD, exact, ε 1e-2": "beyond it: it changes nothing with the exact gradient",
         },
     ),
     (

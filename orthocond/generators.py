@@ -35,6 +35,9 @@ class Generator(nn.Module):
     `orthocond.directions` and `orthocond.metrics` takes it. They also take a plain callable with ``z_dim``, which
     counts as one with normal latents and images in [-1, 1].
 
+    The module keeps its mode, in which calls of your own make images: call ``module.eval()`` first. Everything in this
+    library that takes a generator uses eval mode meanwhile.
+
     The constructor makes two images, so that a wrong shape, prior or range is an error here. Pixels that
     fit the range but stay in [0, 1], as after a sigmoid, give a warning: the range is most likely wrong. Pictures
     would be pale, and effects half as large as they are.

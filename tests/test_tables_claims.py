@@ -20,7 +20,7 @@ from orthocond.lab.experiments import preset
 from orthocond.lab.presets import command_of
 from orthocond.lab.tables import statistics
 from orthocond.lab.tables.comparison import FigurePlan, LateLogarithm, Measure
-from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term, _verdict, cpu_seconds
+from orthocond.lab.tables.contrasts import Arm, Claims, Contrast, Term, _add_verdicts, _verdict, cpu_seconds
 from orthocond.lab.tables.records import Record, keep, read_kept
 from orthocond.lab.tables.table import Material
 
@@ -155,6 +155,39 @@ def test_rows_are_paired_corrected_together_and_judged(tmp_path):
     lines = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [line["verdict"] for line in lines] == [row["verdict"] for row in rows]
     assert (tmp_path / "claims.png").exists()
+
+
+def test_equal_differences_have_one_p_value():
+    """Two claims on the same trainings, judged by different measures, and a third one."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(1, 1, (3, 5)).tolist(), rng.normal(1, 1, (3, 5)).tolist()
+
+    def row(measure, i):
+        measures = {"a": {"values": list(a[i])}, "b": {"values": list(b[i])}}
+        return {"measure": measure, "margin": None, "same": False, "measures": measures}
+
+    rows = [row("a", 0), row("b", 0), row("a", 1), row("a", 1), row("b", 2)]
+    _add_verdicts(rows, (Measure("a", "A", "a"), Measure("b", "B", "b")))
+    found = [{name: cell["difference"]["p_holm"] for name, cell in each["measures"].items()} for each in rows]
+    raw_a, raw_b = ([stats.ttest_1samp(values, 0).pvalue for values in both] for both in (a, b))
+    judged = statistics.holm([raw_a[0], raw_b[0], raw_a[1], raw_a[1], raw_b[2]])
+    assert [found[i][each["measure"]] for i, each in enumerate(rows)] == pytest.approx(judged)
+    assert found[1]["a"] == found[0]["a"]
+    assert found[0]["b"] == found[1]["b"]
+    assert found[4]["a"] == pytest.approx(raw_a[2])  # the only one by A that no contrast is judged by
+    assert found[2]["b"] == found[3]["b"] == pytest.approx(raw_b[1])
+
+
+def test_a_table_that_is_kept_as_it_is_is_not_made_again(tmp_path, monkeypatch):
+    folder = tmp_path / "weight-treatments"
+    folder.mkdir()
+    (folder / catalog.KEPT).write_text("Its trainings are old.\n")
+    monkeypatch.setattr(catalog, "launch", None)  # nor is anything trained
+    with pytest.raises(ValueError, match=r"kept as it is and not made again: Its trainings are old\. To make .*--out"):
+        catalog.make("weight-treatments", seeds=1, runs=tmp_path, out=tmp_path)
+    assert [path.name for path in folder.iterdir()] == [catalog.KEPT]
+    with pytest.raises(FileNotFoundError, match="no trainings"):
+        catalog.make("weight-treatments", scale="paper", seeds=1, runs=tmp_path, out=tmp_path, train=False)
 
 
 def test_missing_seeds_are_counted_and_stopped_ones_named(tmp_path):

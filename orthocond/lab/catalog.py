@@ -47,6 +47,9 @@ _IN_PAPER = {
     "Figure 17": "learning-rate",
 }
 _NUMBERED = re.compile(r"(?:(table|fig)(?:ure)?\.?)?[ -]*([0-9]+)", re.IGNORECASE)
+KEPT = "kept.txt"
+"""A file in the folder of a table that shall not be made again; it says why."""
+
 _LISTED = 6  # trainings that a remark names, before "and so many more"
 
 
@@ -188,13 +191,20 @@ def make(
         The folder of the table: ``out/<name>``, with ``-paper`` or ``-workstation`` at the end for these scales.
 
     Raises:
-        ValueError: If there is no such table, scale, number of seeds, or row, or kept results or data are damaged.
+        ValueError: If there is no such table, scale, number of seeds, or row, kept results or data are damaged, or the
+            folder has a file ``kept.txt``, which says why its table shall stay as it is.
         FileNotFoundError: If a data set is missing, or there is nothing to make a table of.
         RuntimeError: If all trainings failed; the text is what the first one said.
         KeyboardInterrupt: After Ctrl-C, when all trainings have saved.
     """
     table = find(name)
     name = table.name
+    folder = Path(out) / (name if scale == "laptop" else f"{name}-{scale}")
+    if (kept_as_is := folder / KEPT).is_file():
+        raise ValueError(
+            f"{folder} is kept as it is and not made again: {kept_as_is.read_text(encoding='utf-8').strip()} To make "
+            f"this table anew, write it elsewhere (--out), or delete {kept_as_is}."
+        )
     configs = _configs(table, scale, seeds)
     found, kept = gather(configs, runs, out)
     missing = _missing(_configs(table, scale, seeds, only), found, kept)
@@ -219,7 +229,6 @@ def make(
             "without --no-train to train (in Python: train=True)."
         )
     keep([record for record in found.values() if record.complete], out)
-    folder = Path(out) / (name if scale == "laptop" else f"{name}-{scale}")
     folder.mkdir(parents=True, exist_ok=True)
     remarks = _remarks(configs, found, kept, failures)
     table.write(folder, Material(scale, seeds, records, train, remarks, progress))
@@ -270,8 +279,9 @@ def _remarks(
 ) -> tuple[str, ...]:
     """Which trainings are missing or not evaluated, and which failed."""
     remarks = []
-    missing = [name_of(config) for config in configs if config not in found and config not in kept]
-    if missing:
+    several = len({config.scale for config in configs}) > 1
+    absent = [config for config in configs if config not in found and config not in kept]
+    if missing := [name_of(config) + (f" ({config.scale})" if several else "") for config in absent]:
         remarks.append(f"Missing: {len(missing)} of {len(configs)} trainings: {_some(missing)}.")
     if bare := [record.name for record in found.values() if not record.complete]:
         remarks.append(f"Not evaluated: {_some(bare)}. The table's command evaluates them, unless it has --no-train.")

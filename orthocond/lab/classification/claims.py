@@ -220,7 +220,8 @@ _CHOSEN = (
     "tenth of the rate says only that this rate is too small.",
     "The interaction of solvers and orthogonal weights: what OW and MOW change, in the mean, with an approximate "
     "gradient, less what they change with the exact one; first the mean of all solvers and ridges, then each. Below "
-    "0, a better condition helps more where the gradient is approximate.",
+    "0, a better condition helps more where the gradient is approximate, which supports the claim. Equivalent within "
+    "the margin says that this approximate gradient needs a better condition no more than the exact one does.",
     "NS is the Newton-Schulz iteration. MOW is orthogonal in the metric of its input, WI starts by whitening its "
     "input; both are beyond the paper.",
 )

@@ -283,7 +283,8 @@ def _value(contrast: Contrast, scale: Scale, seed: int, measure: Measure, materi
 def _add_verdicts(rows: Sequence[dict[str, Any]], measures: Sequence[Measure]) -> None:
     """Add differences, equivalence, corrected p-values, and verdicts.
 
-    The p-values by which contrasts are judged are corrected together, those of each other measure among themselves.
+    The p-values by which contrasts are judged are corrected together, those of each other measure among themselves. The
+    same differences have one p-value: where a contrast is judged by a measure, that is its p-value in all rows.
     """
     for row in rows:
         for cell in row["measures"].values():
@@ -293,12 +294,22 @@ def _add_verdicts(rows: Sequence[dict[str, Any]], measures: Sequence[Measure]) -
             cell["equivalence"] = None if found is None else asdict(found)
     _correct([row["measures"][row["measure"]] for row in rows])
     for measure in measures:
-        _correct([row["measures"][measure.name] for row in rows if row["measure"] != measure.name])
+        _correct_others(rows, measure.name)
     higher = {measure.name: measure.higher for measure in measures}
     for row in rows:
         cell = row["measures"][row["measure"]]
         settings = {"same": row["same"], "higher": higher[row["measure"]]}
         row["verdict"] = _verdict(cell["difference"], cell["equivalence"], **settings)
+
+
+def _correct_others(rows: Sequence[dict[str, Any]], measure: str) -> None:
+    """Correct the p-values of a measure where contrasts are judged by another one."""
+    judged = [row["measures"][measure] for row in rows if row["measure"] == measure]
+    known = {tuple(cell["values"]): cell["difference"] for cell in judged}
+    others = [row["measures"][measure] for row in rows if row["measure"] != measure]
+    _correct(list({key: cell for cell in others if (key := tuple(cell["values"])) not in known}.values()))
+    for cell in reversed(others):  # the last cell of equal ones was corrected
+        cell["difference"] = known.setdefault(tuple(cell["values"]), cell["difference"])
 
 
 def _correct(cells: Sequence[dict[str, Any]]) -> None:

@@ -140,8 +140,8 @@ def _of_user(model: Model, method: Method, classes: int, batch: Tensor, plain: b
             norms = [n for n, layer in layers.items() if isinstance(layer, nn.BatchNorm2d)]
             raise FactoryError(
                 f"{model.name} has {len(found)} SVD layers{'' if not found else ': ' + ', '.join(found)}. Name the one "
-                f"to treat, or the batch normalization to replace, by --model.meta-layer; it has "
-                f"{', '.join(norms) or 'no BatchNorm2d'}."
+                "to treat, or the batch normalization to replace, by --model.meta-layer. Its batch normalizations: "
+                f"{', '.join(map(repr, norms)) or 'none'}."
             )
         name = found[0]
     if name not in layers:
