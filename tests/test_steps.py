@@ -48,6 +48,14 @@ def test_nearest_is_u_vt(shape, method):
     torch.testing.assert_close(NearestOrthogonal(method).nearest(g), u @ vh, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "of", [lambda g: NOG.nearest(g), lambda g: NOG.prepare(g.clone())()], ids=["nearest", "prepare"]
+)
+def test_gradients_of_few_rows_are_computed_in_float64(of):
+    g = haar(256, 64, 27).float()  # so even that float32 would do, with ten times this error
+    torch.testing.assert_close(of(g).double(), polar(g.double()), atol=3e-8, rtol=0)
+
+
 @pytest.mark.parametrize("shape", [(16, 16), (24, 9), (9, 24)])
 def test_nearest_beats_random_orthogonal_matrices(shape):
     g = torch.randn(shape, dtype=torch.float64)

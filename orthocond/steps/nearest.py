@@ -9,10 +9,21 @@ from torch import Tensor
 
 from orthocond._checks import check_choice, check_not_negative, without_autocast
 from orthocond.matrix import polar
-from orthocond.matrix.polar_factor import polar_method
+from orthocond.matrix.polar_factor import GramPolar, PolarMethod, polar_method
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 _TINY = torch.finfo(torch.float64).tiny  # keeps 0 / 0 at 0
+_FEW = 32  # rows up to which an attempt in float32 costs as much as it may save
+
+
+def polar_of_gradient(name: str, rank_tol: float | None, matrices: Tensor) -> PolarMethod:
+    """The method of `polar` with this name for gradients, which are seldom even enough for float32.
+
+    Where an attempt would not pay, they are computed in float64 at once.
+    """
+    if name == "gram" and min(matrices.shape[-2:]) <= _FEW:
+        return GramPolar(rank_tol=rank_tol, precision="float64")
+    return polar_method(name, rank_tol)
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ class NearestOrthogonal:
         Raises:
             ValueError: If an entry is not finite.
         """
-        nearest = polar(matrices, method=polar_method(self.method, self.rank_tol))
+        nearest = polar(matrices, method=polar_of_gradient(self.method, self.rank_tol, matrices))
         return nearest if self.scale is None else nearest * self._factor(matrices)
 
     def prepare(self, matrices: Tensor, scale: Tensor | None = None) -> Callable[[], Tensor]:
@@ -102,7 +113,7 @@ class NearestOrthogonal:
             return lambda: matrices
         factor = self._factor(matrices) if scale is None else self._factor(matrices) * scale
         with without_autocast(matrices):
-            finish = polar_method(self.method, self.rank_tol).prepare(matrices, factor)
+            finish = polar_of_gradient(self.method, self.rank_tol, matrices).prepare(matrices, factor)
 
         def nearest() -> Tensor:
             with without_autocast(matrices):
@@ -136,7 +147,7 @@ class NearestOrthogonal:
             # The largest singular value is at least |Δ|/√r. At most 1/2, so that some direction is left.
             noise = eps * before.abs().amax() * math.sqrt(short) / norm.amax().clamp(min=_TINY)
             rank_tol = max(eps if rank_tol is None else rank_tol, min(float(noise), 0.5))
-        nearest = polar(update, method=polar_method(self.method, rank_tol)).double()
+        nearest = polar(update, method=polar_of_gradient(self.method, rank_tol, update)).double()
         if self.scale is None:
             length: float | Tensor = norm / nearest.square().sum((-2, -1), keepdim=True).sqrt().clamp(min=_TINY)
         else:

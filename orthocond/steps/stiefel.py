@@ -10,10 +10,10 @@ from orthocond._checks import at_least_float32, check_choice, check_floating, wi
 from orthocond._layers import check_full_rank
 from orthocond.matrix import polar
 from orthocond.matrix.decompose import eigh
-from orthocond.matrix.polar_factor import GramPolar, polar_method
+from orthocond.matrix.polar_factor import GramPolar
+from orthocond.steps.nearest import polar_of_gradient
 
 _FLOAT32_WORK = 2**20  # multiplications from which the direction is computed in float32
-_FEW = 32  # rows up to which an attempt in float32 costs as much as it may save: tangents are seldom even
 _NEAR = 0.1  # squared singular values from which, and up to whose inverse, a matrix counts as near the manifold
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 
@@ -184,10 +184,8 @@ class Stiefel:
 
     def _polar(self, matrices: Tensor, dtype: torch.dtype) -> Tensor:
         """Polar factors, in which singular values of the size of the rounding of ``dtype`` are no directions."""
-        rank_tol = 2 * torch.finfo(dtype).eps
-        if self.method == "gram" and min(matrices.shape[-2:]) <= _FEW:
-            return polar(matrices, method=GramPolar(rank_tol=rank_tol, precision="float64"))
-        return polar(matrices, method=polar_method(self.method, rank_tol if self.method in ("gram", "svd") else None))
+        rank_tol = 2 * torch.finfo(dtype).eps if self.method in ("gram", "svd") else None
+        return polar(matrices, method=polar_of_gradient(self.method, rank_tol, matrices))
 
     def _gain(self, weight: Tensor) -> float | Tensor:
         """The scale g ``(*, 1, 1)`` of the weight on the manifold."""
