@@ -270,13 +270,16 @@ def evaluating(generator: object) -> Iterator[None]:
 @contextmanager
 def seeded(z: Tensor, seed: int) -> Iterator[None]:
     """Random numbers of torch that depend on the seed alone; those of the caller go on as if nothing had happened."""
-    with torch.random.fork_rng([z.device] if z.is_cuda else []):
+    gpus = [z.device] if z.is_cuda else []
+    if z.is_cpu and torch.cuda.is_initialized():  # a generator may move latents to the GPU by itself
+        gpus = [torch.device("cuda", torch.cuda.current_device())]
+    with torch.random.fork_rng(gpus):
         if z.is_cpu or z.is_cuda:
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all GPUs too
         else:
             torch.manual_seed(seed)
-        if z.is_cuda:
-            with torch.cuda.device(z.device):
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
                 torch.cuda.manual_seed(seed)
         yield
 

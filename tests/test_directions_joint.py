@@ -419,7 +419,7 @@ def test_energies_are_never_perfect_for_want_of_a_number():
         def __call__(self, z):
             return (z[:, :2] * torch.tensor([1.0, 2.0])).sin().reshape(-1, 1, 1, 2)
 
-    with pytest.raises(ValueError, match="do not change"):
+    with pytest.raises(ValueError, match="do not change along these directions"):
         off_diagonal_energies(Half(), [torch.eye(4)[2:], torch.eye(4)])
 
 
@@ -436,3 +436,15 @@ def test_leading_directions_know_the_weights():
     found = joint_directions(Switch(), z, 2, weights=(z[:, 0] < 0).float())
     torch.testing.assert_close(found.importance, joint_directions(Switch(), z[z[:, 0] < 0], 2).importance)
     torch.testing.assert_close(found.importance, torch.tensor([1.0, 0.25]))
+
+
+def test_a_warning_comes_once_and_names_the_call():
+    class Cut:
+        z_dim = 5
+
+        def __call__(self, z):
+            return (z.detach().sin() + z).reshape(-1, 1, 1, 5)
+
+    with pytest.warns(UserWarning, match="joint_directions: .*cuts the graph") as found:
+        joint_directions(Cut(), 8, 2)
+    assert [w.filename for w in found] == [__file__]

@@ -165,6 +165,12 @@ def test_layers_that_are_no_subspaces_are_no_eigengan(subspaces):
             directions_of(g, "sefa")
 
 
+def test_an_attribute_that_is_called_subspaces_may_be_anything():
+    g = Linear()
+    g.subspaces = 4
+    assert joint_directions(g, 4).names == tuple(f"joint {i}" for i in range(5))
+
+
 def test_sefa_takes_no_layer_for_a_subspace():
     with pytest.raises(TypeError, match="got Subspace"):
         sefa(Subspace((12, 6), 12))

@@ -158,3 +158,10 @@ def test_a_warning_of_the_range_is_not_said_again():
         warnings.simplefilter("error")
         g = oc.Generator(Bright(), range=(0, 1))
         assert rotate(g, turn()).range == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_wrapped_generator_has_the_mode_of_its_parts(training):
+    turned = rotate(Bent(size=8, z_dim=3, width=4).train(training), torch.eye(3))
+    assert isinstance(turned, RotatedGenerator)
+    assert {m.training for m in turned.modules()} == {training}

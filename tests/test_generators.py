@@ -1,6 +1,7 @@
 """What a generator is: shapes, priors, ranges, noise, and errors that say which of them is wrong."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 import orthocond as oc
 from orthocond.directions import axes, effect_sizes, jacobian_directions, traverse
-from orthocond.generators import as_generator, images_of
+from orthocond.generators import as_generator, images_of, seeded
 from orthocond.metrics import VariationalPredictability, activeness, effect_matrix, factor_report, path_length
 from tests.metrics_helpers import Tiles, read_tiles
 
@@ -285,6 +286,19 @@ def test_the_random_state_of_gpus_is_not_touched(monkeypatch):
     jacobian_directions(g, 4)
     assert seeds == []
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_noise_on_the_gpu_is_that_of_the_seed_also_for_latents_on_the_cpu(monkeypatch):
+    seeds, kept = [], []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda gpus: kept.extend(gpus) or nullcontext())
+    with seeded(torch.zeros(1), 5):
+        pass
+    assert seeds == [5]
+    assert kept == [torch.device("cuda", 0)]
 
 
 class InBatch(nn.Module):

@@ -271,6 +271,11 @@ def from_eigenvectors(
     return Directions(rows.to(dtype), values[order].clamp_min(0).to(dtype), names, method, tie_tol)
 
 
+def blocks_on_diagonal(matrices: Tensor, sizes: list[int]) -> list[Tensor]:
+    """The square blocks of these sizes on the diagonal of matrices ``(*, d, d)``."""
+    return [rows.split(sizes, -1)[i] for i, rows in enumerate(matrices.split(sizes, -2))]
+
+
 def in_blocks(parts: Sequence[Directions]) -> Directions:
     """Directions of consecutive groups of latents as directions of all of them, the most important ones first.
 

@@ -112,11 +112,17 @@ def subspaces_of(generator: Any) -> list[Any]:
     directions of all of them are the latents.
     """
     inner = generator.module if isinstance(generator, Generator) else generator
-    layers = list(getattr(inner, "subspaces", None) or [])
+    layers: Any = getattr(inner, "subspaces", None)
+    layers = list(layers) if isinstance(layers, (list, tuple, nn.ModuleList)) else []
     shapes = [[tuple(getattr(getattr(one, name, None), "shape", ())) for name in ("weight", "scale")] for one in layers]
     if any(len(weight) != 2 or scale != weight[:1] for weight, scale in shapes):
         return []
     return layers if sum(weight[0] for weight, _ in shapes) == getattr(generator, "z_dim", None) else []
+
+
+def blocks_of(generator: Any) -> list[int]:
+    """Sizes of the groups of latents that have directions of their own: the layers of an EigenGAN, else one group."""
+    return [len(one.weight) for one in subspaces_of(generator)] or [int(generator.z_dim)]
 
 
 def check_blocks(blocks: Sequence[int], z_dim: int, name: str) -> list[int]:

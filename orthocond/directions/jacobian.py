@@ -9,7 +9,14 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from orthocond._checks import check_choice, check_count, check_not_negative
-from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors, in_blocks
+from orthocond.directions.basis import (
+    TIE_TOL,
+    Directions,
+    blocks_on_diagonal,
+    check_k,
+    from_eigenvectors,
+    in_blocks,
+)
 from orthocond.directions.factorize import check_blocks
 from orthocond.generators import (
     Generator,
@@ -24,9 +31,8 @@ from orthocond.generators import (
 from orthocond.matrix.decompose import eigh
 
 # Central differences are off by h² (truncation) and eps / h (rounding): h = eps^(1/3) balances the two.
-_DIFFERENCE_STEP = {torch.float32: 5e-3, torch.float64: 6e-6}
-_CHECKED = 64  # images that are looked at together
-_PROBED, _PROBES = 4, 2  # latents and vectors on which kinds of derivatives are compared
+_DIFFERENCE_STEP = {torch.float16: 0.1, torch.bfloat16: 0.2, torch.float32: 5e-3, torch.float64: 6e-6}
+_PROBED, _PROBES = 4, 2  # latents, at most, and vectors on which kinds of derivatives are compared
 _APART = 0.3  # of a difference of images, from which a derivative is not that of the images
 # More columns than k, so that the block sees past the k-th eigenvalue and converges at the rate of the next gap.
 _OVERSAMPLING = 4
@@ -72,7 +78,7 @@ class Derivative:
             return torch.autograd.grad(pulled, u, tangents)[0]
 
     def _difference(self, rows: Tensor, tangents: Tensor, seed: int) -> Tensor:
-        h = _DIFFERENCE_STEP.get(rows.dtype, 5e-3) * self.shorter
+        h = _DIFFERENCE_STEP[rows.dtype] * self.shorter
         ends = []
         for sign in (1, -1):
             with torch.no_grad(), seeded(rows, seed):
@@ -92,7 +98,7 @@ class Derivative:
             return torch.autograd.grad(self.generator(rows), rows, u.flatten(0, 1))[0].unflatten(0, u.shape[:2])
 
 
-def derivative_of(generator: Generator, z: Tensor, kind: str, name: str) -> Derivative:
+def derivative_of(generator: Generator, z: Tensor, kind: str, batch_size: int, name: str) -> Derivative:
     """The best kind of derivative that a generator allows.
 
     A part that cuts the graph gives no error but a Jacobian in which what it does is missing. So each kind is compared
@@ -103,12 +109,12 @@ def derivative_of(generator: Generator, z: Tensor, kind: str, name: str) -> Deri
     """
     check_choice(kind, f"{name}(derivative=...)", ("auto", "forward", "reverse", "difference"))
     noisy = draws_noise(generator, z, name)
-    for _ in images_of(generator, z, _CHECKED, name):
+    for _ in images_of(generator, z, batch_size, name):
         pass  # a derivative may be finite where the image is not
     if kind != "auto":
         return Derivative(generator, kind, noisy)
     difference = Derivative(generator, "difference", noisy)
-    some = z[:_PROBED]
+    some = z[: max(1, min(_PROBED, batch_size // _PROBES))]
     v = torch.randn(_PROBES, z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z)
     moves = difference.push(some, v)
     for kind in ("forward", "reverse"):
@@ -129,7 +135,10 @@ def derivative_of(generator: Generator, z: Tensor, kind: str, name: str) -> Deri
 
 def _agrees(found: Derivative, difference: Derivative, z: Tensor, v: Tensor, moves: Tensor) -> bool:
     """Whether a derivative is that of the images, as far as differences of images, which are ``moves``, can tell."""
-    if _are_near(found.push(z, v), moves):
+    pushed = found.push(z, v)
+    if not pushed.isfinite().all():
+        return False
+    if _are_near(pushed, moves):
         return True
     return not _are_near(replace(difference, shorter=0.25).push(z, v), moves)  # they do not agree with each other
 
@@ -182,18 +191,23 @@ def _of_images(weights: Tensor, images: Tensor) -> Tensor:
     return weights.to(images)[:, None, None, None]
 
 
-def check_moves(gram: Tensor, name: str) -> None:
-    """Raise if images do not change with the latents, or their change is not finite."""
-    if not gram.isfinite().all():
+def check_derivatives(found: Tensor, name: str) -> Tensor:
+    """What was made of derivatives, if it is finite."""
+    if not found.isfinite().all():
         raise ValueError(
             f"{name} needs images whose derivatives are finite; at some latents these are NaN or infinite. In half "
             "precision they may overflow: use generator.float()."
         )
-    if not gram.any():
+    return found
+
+
+def check_moves(gram: Tensor, name: str, along: str = "with the latents at all") -> None:
+    """Raise if images do not change along what is meant, or their change is not finite."""
+    if not check_derivatives(gram, name).any():
         raise ValueError(
-            f"{name}: the images do not change with the latents at all, as far as their derivatives tell. If they "
-            "should, a part of the generator rounds them (to 8 bits, say) or cuts the graph: take it out, or in the "
-            "latter case use derivative='difference'."
+            f"{name}: the images do not change {along}, as far as their derivatives tell. If they should, a part of "
+            "the generator rounds them (to 8 bits, say) or cuts the graph: take it out, or in the latter case use "
+            "derivative='difference'."
         )
 
 
@@ -336,32 +350,30 @@ def jacobian_directions(
     if tie_tol is not None:
         check_not_negative(tie_tol, f"{name}(tie_tol=...)")
     check_count(batch_size, "batch_size", 1)
-    if blocks is not None:
-        sizes = check_blocks(blocks, d, name)
+    sizes = check_blocks([d] if blocks is None else blocks, d, name)
+    if len(sizes) > 1:
         if method == "krylov":
             raise ValueError(f"{name}(method='krylov') has no blocks; use 'exact'.")
         method = "exact"
     with evaluating(generator):
-        found = derivative_of(generator, z, derivative, name)
+        found = derivative_of(generator, z, derivative, batch_size, name)
         if method == "krylov" and found.kind == "difference":
             raise ValueError(f"{name}(method='krylov') needs a gradient, and differences have none; use 'exact'.")
         block = d if k is None else min(d, k + _OVERSAMPLING)
         if method == "auto":
             # Three blocks are the rule, and a product with its transpose costs as much as three columns.
             method = "krylov" if 9 * block < d and found.kind != "difference" else "exact"
-        if blocks is not None:
+        if method == "exact":
             gram = gram_matrices(found, z, batch_size, weights=w)[0] * generator.sigma**2
             check_moves(gram, name)
-            parts = [rows.split(sizes, 1)[i] for i, rows in enumerate(gram.split(sizes))]
-            own = [from_eigenvectors(*eigh(part), z.dtype, None, "jacobian", tie_tol) for part in parts]
-            return in_blocks(own)[:k]
-        if method == "exact":
-            gram = gram_matrices(found, z, batch_size, weights=w)[0]
-            check_moves(gram, name)
-            values, vectors = eigh(gram)
-        else:
-            rng = torch.Generator().manual_seed(seed)
-            start = torch.randn(d, block, dtype=torch.float64, generator=rng).to(z.device)
-            values, vectors = krylov(lambda v: _product(found, z, v, batch_size, w), start, min(block, k or d), tol)
-            check_moves(values, name)
+            parts = blocks_on_diagonal(gram, sizes)
+            return in_blocks([from_eigenvectors(*eigh(one), z.dtype, None, "jacobian", tie_tol) for one in parts])[:k]
+        rng = torch.Generator().manual_seed(seed)
+        start = torch.randn(d, block, dtype=torch.float64, generator=rng).to(z.device)
+
+        def product(v: Tensor) -> Tensor:
+            return check_derivatives(_product(found, z, v, batch_size, w), name)
+
+        values, vectors = krylov(product, start, min(block, k or d), tol)
+    check_moves(values, name)
     return from_eigenvectors(values * generator.sigma**2, vectors, z.dtype, k, "jacobian", tie_tol)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from orthocond._checks import at_least_float32, check_choice, check_count, check_not_negative
 from orthocond._html import paragraph
-from orthocond.directions.basis import TIE_TOL, Directions, check_k, direction_rows
+from orthocond.directions.basis import TIE_TOL, Directions, blocks_on_diagonal, check_k, direction_rows
 from orthocond.directions.diagonalize import jointly_diagonalize, off_diagonal
-from orthocond.directions.factorize import check_blocks, subspaces_of
+from orthocond.directions.factorize import blocks_of, check_blocks
 from orthocond.directions.jacobian import (
     check_moves,
     check_weights,
@@ -20,7 +20,7 @@ from orthocond.directions.jacobian import (
     grams_of_latents,
     jacobian_directions,
 )
-from orthocond.generators import Generator, ImageGenerator, as_generator, evaluating, latents_of
+from orthocond.generators import ImageGenerator, as_generator, evaluating, latents_of
 from orthocond.matrix.decompose import eigh
 
 _MOST_DIMENSIONS = 128  # that are rotated if not told
@@ -147,23 +147,27 @@ def joint_directions(
     d = z.shape[1]
     check_k(k, d, name)
     if blocks is None:
-        blocks = [len(one.weight) for one in subspaces_of(generator)] or [d]
+        blocks = blocks_of(generator)
     sizes = check_blocks(blocks, d, name)
     w = check_weights(torch.ones(len(z)) if weights is None else weights, z, name)
     check_choice(normalize, f"{name}(normalize=...)", _NORMALIZATIONS)
     check_count(starts, f"{name}(starts=...)", 1)
     check_not_negative(tie_tol, f"{name}(tie_tol=...)")
+    check_count(batch_size, f"{name}(batch_size=...)", 1)
     rows = torch.eye(d, dtype=z.dtype, device=z.device)
     size = min(k or _MOST_DIMENSIONS, d)
-    if len(sizes) == 1 and size < d:
-        settings: Any = {"weights": weights, "derivative": derivative, "batch_size": batch_size}
-        rows = jacobian_directions(generator, z, size, **settings).vectors.to(z)
-        sizes = [size]
-    grams = _grams(generator, z, rows, derivative, batch_size, name)
+    with evaluating(generator):
+        found = derivative_of(generator, z, derivative, batch_size, name)
+        if len(sizes) == 1 and size < d:
+            settings: Any = {"weights": weights, "derivative": found.kind, "batch_size": batch_size}
+            rows = jacobian_directions(generator, z, size, **settings).vectors.to(z)
+            sizes = [size]
+        grams = grams_of_latents(found, z, rows, batch_size)
+    check_moves(grams, name)
     matrices = _normalized(grams, normalize) * w.sqrt()[:, None, None]
     rotation, ties, agreement, converged = _rotate_blocks(matrices, sizes, starts, tie_tol, seed)
     average = (w[:, None, None] * grams).sum(0) / w.sum() * generator.sigma**2
-    mean = torch.block_diag(*(eigh(part[0])[1].mT for part in _blocks(average[None], sizes)))
+    mean = torch.block_diag(*(eigh(part)[1].mT for part in blocks_on_diagonal(average, sizes)))
     energies = {"axes": off_diagonal(matrices)} if len(rows) == d else {}
     energies |= {"mean": off_diagonal(mean @ matrices @ mean.mT)}
     energies |= {"joint": off_diagonal(rotation @ matrices @ rotation.mT)}
@@ -258,19 +262,13 @@ def off_diagonal_energies(
     check_choice(normalize, f"{name}(normalize=...)", _NORMALIZATIONS)
     rows = [direction_rows(directions, generator.z_dim, name).to(z) for directions in bases]
     shared = rows[0] if len(rows) == 1 else torch.eye(generator.z_dim).to(z)
-    grams = _grams(generator, z, shared, derivative, batch_size, name)
-    turned = [grams] if len(rows) == 1 else [one.double() @ grams @ one.double().mT for one in rows]
-    for one in turned:
-        check_moves(one, name)
-    return [off_diagonal(_normalized(one, normalize)) for one in turned]
-
-
-def _grams(generator: Generator, z: Tensor, rows: Tensor, derivative: str, batch_size: int, name: str) -> Tensor:
     check_count(batch_size, f"{name}(batch_size=...)", 1)
     with evaluating(generator):
-        grams = grams_of_latents(derivative_of(generator, z, derivative, name), z, rows, batch_size)
-    check_moves(grams, name)
-    return grams
+        grams = grams_of_latents(derivative_of(generator, z, derivative, batch_size, name), z, shared, batch_size)
+    turned = [grams] if len(rows) == 1 else [one.double() @ grams @ one.double().mT for one in rows]
+    for one in turned:
+        check_moves(one, name, "along these directions")
+    return [off_diagonal(_normalized(one, normalize)) for one in turned]
 
 
 def _normalized(grams: Tensor, kind: str) -> Tensor:
@@ -282,19 +280,13 @@ def _normalized(grams: Tensor, kind: str) -> Tensor:
     return grams / torch.where(sizes > 0, sizes, 1)[:, None, None]
 
 
-def _blocks(matrices: Tensor, sizes: list[int]) -> list[Tensor]:
-    """The blocks on the diagonal."""
-    rows = matrices.split(sizes, dim=1)
-    return [part.split(sizes, dim=2)[i] for i, part in enumerate(rows)]
-
-
 def _rotate_blocks(
     matrices: Tensor, sizes: list[int], starts: int, tie_tol: float, seed: int
 ) -> tuple[Tensor, list[tuple[int, ...]], float, bool]:
     """The rotation of all blocks, their ties, the least agreement, and whether all came to rest."""
     rotations, ties, agreements, converged = [], [], [], True
     first = 0
-    for part in _blocks(matrices, sizes):
+    for part in blocks_on_diagonal(matrices, sizes):
         size = part.shape[-1]
         if part.any():
             one = jointly_diagonalize(part, starts=starts, tie_tol=tie_tol, seed=seed)

@@ -8,7 +8,7 @@ from torch import Tensor
 from orthocond._checks import check_choice, check_count, check_not_negative
 from orthocond.directions._masks import Region, check_mask
 from orthocond.directions.basis import TIE_TOL, Directions, check_k, from_eigenvectors
-from orthocond.directions.jacobian import derivative_of, gram_matrices
+from orthocond.directions.jacobian import check_derivatives, derivative_of, gram_matrices
 from orthocond.generators import ImageGenerator, all_images, as_generator, evaluating, latents_of
 from orthocond.matrix.decompose import eigh
 
@@ -202,9 +202,9 @@ def region_directions(
     if region.all():
         raise ValueError(f"{name} needs a region smaller than the image; the mask covers all. Use jacobian_directions.")
     with evaluating(generator):
-        found = derivative_of(generator, z, derivative, name)
+        found = derivative_of(generator, z, derivative, batch_size, name)
         grams = gram_matrices(found, z, batch_size, [region, ~region], gray)
-    inside, outside = (gram * generator.sigma**2 for gram in grams)
+    inside, outside = (check_derivatives(gram, name) * generator.sigma**2 for gram in grams)
     if not inside.any():
         raise ValueError(f"{name}: the region does not change with the latents at all. Choose another region.")
     if method == "lowrank":

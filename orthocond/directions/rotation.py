@@ -32,6 +32,7 @@ class RotatedGenerator(nn.Module):
         self.module = module
         self.z_dim = len(rotation)
         self.register_buffer("rotation", rotation)
+        self.training = getattr(module, "training", self.training)  # so that train(r.training) leaves its parts alone
 
     def forward(self, z: Tensor, *noise: Tensor) -> Tensor:
         """Images of latents along the directions."""

@@ -36,8 +36,9 @@ _PIECE = 512
 # Evenness of the eigenvalues, mean² / mean(λ²), from which float32 is worth an attempt: 0.5 where their logarithms are
 # evenly spaced over the largest condition number, 0.14 over 1e6.
 _EVENNESS = 0.3
-# Rows of a Gram matrix up to which a decomposition costs no more than to look at its evenness.
-_CHEAP = 32
+# Rows of a Gram matrix up to which a decomposition costs no more than to look at its evenness, and float64 hardly more
+# than an attempt in float32.
+FEW_ROWS = 32
 # Singular values of at least this fraction of the Frobenius norm converge under "polar-express". Smaller ones are lost
 # to float32 rounding anyway: the iteration sees their squares.
 _POLAR_EXPRESS_LOWER = 1e-4
@@ -337,7 +338,7 @@ def _root_in_float32(work: Tensor) -> Tensor | None:
     """The inverse root by float32 work; None where the condition number is too large for it or cannot be read."""
     gram = _gram_by_blocks(work)
     found = gram.detach()
-    if found.shape[-1] > _CHEAP and not _are_even(found):
+    if found.shape[-1] > FEW_ROWS and not _are_even(found):
         return None
     if _is_large(gram, gram.shape[-1]) and gram.numel() == gram.shape[-1] ** 2:
         root = even_inverse_root(gram.reshape(gram.shape[-2:]))

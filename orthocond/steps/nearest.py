@@ -9,11 +9,10 @@ from torch import Tensor
 
 from orthocond._checks import check_choice, check_not_negative, without_autocast
 from orthocond.matrix import polar
-from orthocond.matrix.polar_factor import GramPolar, PolarMethod, polar_method
+from orthocond.matrix.polar_factor import FEW_ROWS, GramPolar, PolarMethod, polar_method
 
 _METHODS = ("gram", "svd", "newton-schulz", "polar-express")
 _TINY = torch.finfo(torch.float64).tiny  # keeps 0 / 0 at 0
-_FEW = 32  # rows up to which an attempt in float32 costs as much as it may save
 
 
 def polar_of_gradient(name: str, rank_tol: float | None, matrices: Tensor) -> PolarMethod:
@@ -21,7 +20,7 @@ def polar_of_gradient(name: str, rank_tol: float | None, matrices: Tensor) -> Po
 
     Where an attempt would not pay, they are computed in float64 at once.
     """
-    if name == "gram" and min(matrices.shape[-2:]) <= _FEW:
+    if name == "gram" and min(matrices.shape[-2:]) <= FEW_ROWS:
         return GramPolar(rank_tol=rank_tol, precision="float64")
     return polar_method(name, rank_tol)
 

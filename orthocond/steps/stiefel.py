@@ -50,7 +50,7 @@ class Stiefel:
     no effect on this weight. M is stored unprojected and projected at each step, which is how it is transported along
     the manifold. It is part of the optimizer's state, so ``optimizer.state_dict()`` is all that resuming needs.
 
-    `treat` replaces the weight at once by g times its polar factor, which is the nearest weight on the manifold.
+    `treat` replaces a weight that is not on the manifold at once by the nearest one that is, g times its polar factor.
 
     Args:
         momentum: β, the fraction of the average that is kept; 0 uses each gradient alone.

@@ -62,10 +62,11 @@ def treat(
     copy of each weight where ``lr``, ``of="update"`` or ``manifold`` is used, none otherwise. It lives during the step
     only, as does the working memory in float64 for the weights of one shape.
 
-    The host reads few values from the device. NOG reads two per shape (how even and how small the singular values are),
-    and one more each where the condition number is above 8 and where the rank is not full. ``of="update"`` reads four
-    for each weight (two of them: is the gradient finite, and the rounding of the weight), and ``manifold`` two. A fused
-    optimizer under a GradScaler takes one more. OLR reads nothing.
+    The host reads few values from the device. NOG reads two per shape (how even and how small the singular values are;
+    only the second one up to 32 rows), and one more each where the condition number of a larger one is above 8 and
+    where the rank is not full. ``of="update"`` reads four for each weight (two of them: is the gradient finite, and the
+    rounding of the weight), and ``manifold`` two. A fused optimizer under a GradScaler takes one more. OLR reads
+    nothing.
 
     Args:
         target: A module with a ``weight``, a parameter, a model, or several of them. A module knows the groups of its

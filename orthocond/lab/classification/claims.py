@@ -215,7 +215,8 @@ _CHOSEN = (
     "the curves over time, are of that time: it is faster now.",
     "OLR's controls have its rate of the stem times 0.1 and 0.4, and steps shortened at random: as often and as much "
     "as OLR did in its final trainings (52 % of the steps, a mean length of 0.54), or as a few logged steps of the "
-    "training that chose its rate had it (62 %, 0.40), which is more.",
+    "training that chose its rate had it (62 %, 0.40), which is more. Which steps are shortened is drawn anew for each "
+    "seed; the kept trainings with more have the draw of seed 0 in all seeds.",
     "Whether OLR acts through orthogonality is decided by the steps shortened at random. That it has less error than a "
     "tenth of the rate says only that this rate is too small.",
     "The interaction of solvers and orthogonal weights: what OW and MOW change, in the mean, with an approximate "

@@ -6,7 +6,7 @@ from torch import nn
 
 from orthocond.directions import Directions, axes, eigengan_directions, jacobian_directions, joint_directions, sefa
 from orthocond.directions.basis import TIE_TOL, from_eigenvectors, in_blocks
-from orthocond.directions.factorize import subspaces_of
+from orthocond.directions.factorize import blocks_of, subspaces_of
 from orthocond.lab.generation.networks import latent_layers
 from orthocond.matrix.decompose import eigh
 
@@ -33,7 +33,7 @@ def directions_of(generator: nn.Module, kind: str, k: int | None = None) -> Dire
         return axes(size)[:k]
     layers = subspaces_of(generator)
     if kind == "jacobian":
-        return jacobian_directions(generator, k=k, blocks=[len(layer.weight) for layer in layers] or None)
+        return jacobian_directions(generator, k=k, blocks=blocks_of(generator))
     if kind == "joint":
         return joint_directions(generator)[:k]
     if layers:

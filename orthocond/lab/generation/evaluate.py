@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orthocond.directions import Directions, JointDirections, off_diagonal_energies, strip, traverse
-from orthocond.directions.factorize import subspaces_of
+from orthocond.directions.factorize import blocks_of
 from orthocond.generators import NoiseAsLatent
 from orthocond.lab.config import from_json
 from orthocond.lab.data import FACTORS, read_factors
@@ -296,7 +296,7 @@ class _Study:
         result: dict[str, Any] = {}
         if self.real is not None and "chance" in self.asked:
             self.enter("scores of rotated axes")
-            result["chance"] = truth.chance(*self._readable(), self._blocks())
+            result["chance"] = truth.chance(*self._readable(), blocks_of(self.generator))
         means = result["chance"]["mean"] if "chance" in result else {}
         energies: list[float] = []
         if "energy" in self.asked:
@@ -362,10 +362,6 @@ class _Study:
         """Latents and factors of the generated sprites that could be read."""
         known = self.generated.factors.isfinite().all(1)
         return self.generated.z[known], self.generated.factors[known]
-
-    def _blocks(self) -> list[int]:
-        """Numbers of latents that rotate among themselves."""
-        return [len(layer.weight) for layer in subspaces_of(self.generator)] or [int(self.generator.z_dim)]  # type: ignore[arg-type]
 
 
 def _before(run: Run, step: int) -> dict[str, Any]:
