@@ -211,6 +211,17 @@ def test_a_file_may_be_json_and_has_the_same_constraints(chosen, tmp_path, capsy
     assert main(["train", "--config", str(tmp_path)]) == 2  # a folder
 
 
+@pytest.mark.parametrize("word", ["explore", "report", "evaluate"])
+def test_a_name_too_long_for_a_file_is_no_run(word, capsys):
+    assert main([word, "a" * 5000]) == 2
+    assert "File name too long" not in capsys.readouterr().err
+
+
+def test_a_function_that_needs_arguments_is_a_mistake_of_usage(capsys):
+    assert main(["explore", "os:system"]) == 2
+    assert "has to be a function without arguments" in capsys.readouterr().err
+
+
 def test_an_empty_source_is_refused(capsys):
     assert main(["train", "dbn-sprites-small", "--data", ""]) == 2
     assert "--data.source needs a text that is not empty" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """A fuzz of command lines and configuration files: one message and an exit code, whatever is typed."""
 
 import contextlib
+import copy
 import io
 import json
 import random
@@ -78,7 +79,7 @@ def _damage(draw, tree):
                 break
             place = place[branch]
         key = draw.choice([leaf, draw.choice(list(place) or ["x"]), "unknown"])
-        place[key] = draw.choice(_VALUES)
+        place[key] = copy.deepcopy(draw.choice(_VALUES))
     return tree
 
 

@@ -333,6 +333,20 @@ def test_a_pax_header_that_grows_out_of_proportion(tmp_path):
         load(path)
 
 
+def test_a_zip_whose_list_ends_early(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(3):
+            archive.writestr(f"{i}.png", encoded(pixels(i)))
+        archive.comment = b"three"
+    assert len(load(path)) == 3
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(b"PK\x01\x02") + 32] = 200  # the first file's comment swallows the others
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"a\.zip cannot be read \(its list has 1 files, and it tells of 3\)"):
+        load(path)
+
+
 def test_a_zip_that_lies(tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -114,7 +114,7 @@ def make(root):
     run = Run.create(root / "runs", "one", config)
     run.resume()
     for step in (1, 2):
-        run.log(step, loss=0.5, rates=[1.0, float("inf")])
+        run.log(step, loss=0.5, rates=[1.0, float("inf")], finished=step == 2)
         run.save({"weight": torch.full((20,), float(step))}, step)
     run.set_status("finished", 2)
     lines = [{"step": 1, "finished": True}]

@@ -2,6 +2,7 @@
 
 import sys
 import webbrowser
+from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
         raise UsageError(f"--out needs a file that ends with .html; got {out}.")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out needs a folder that exists; there is no {out.parent}. Create it first.")
-    paths = [Path(source) if Path(source).exists() else find_run(source, runs).path for source in sources]
+    paths = [Path(source) if exists(source) else find_run(source, runs).path for source in sources]
     if len(paths) == 1 and (paths[0] / CONFIG).is_file():
         add_explorer(Run.open(paths[0]))
     try:

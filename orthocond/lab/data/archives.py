@@ -160,6 +160,7 @@ _UNREADABLE = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, RecursionError),
 )
 _PACKED: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_ZIP_END = 22 + 2**16  # bytes at most from the last record of a zip archive on, of which the most are its comment
 _TOO_LARGE = f"a file in it is longer than it, or it would be more than {_RATIO} times as large when unpacked"
 _LINK = "the link {}; pack the files themselves (tar --dereference --hard-dereference)"
 
@@ -192,6 +193,11 @@ def _folder(path: Path) -> Iterator[Entry]:
 def _zip(path: Path) -> Iterator[Entry]:
     with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
         members = archive.infolist()
+        file.seek(max(0, path.stat().st_size - _ZIP_END))
+        end = file.read()
+        (told,) = struct.unpack("<10xH", end[(place := end.rfind(b"PK\x05\x06")) : place + 12])
+        if told not in (len(members), 0xFFFF):  # that is for more of them; zipfile does not compare
+            raise OSError(f"its list has {len(members)} files, and it tells of {told}")
         check_expansion(path, path.stat().st_size, sum(member.file_size for member in members))
         for member in members:
             if "\0" in member.orig_filename:  # zipfile cuts the name there, and a picture becomes a folder

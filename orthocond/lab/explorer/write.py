@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from os import PathLike, fspath
+from os.path import isdir
 from pathlib import Path
 
 from torch import nn
@@ -12,7 +13,7 @@ from orthocond.lab.errors import UsageError
 from orthocond.lab.explorer import shipped
 from orthocond.lab.explorer.page import Exhibit, write_page
 from orthocond.lab.explorer.sources import from_module, from_onnx, from_run
-from orthocond.lab.factories import load_factory
+from orthocond.lab.factories import FactoryKindError, load_factory
 from orthocond.lab.runs import Run
 from orthocond.lab.runs.files import write_atomically
 
@@ -68,7 +69,7 @@ def write_explorer(
 def is_run(source: str) -> bool:
     """Whether a source can only be a run: no file of a network or of weights, and no function."""
     path = Path(source)
-    return path.is_dir() or not (path.suffix.lower() in (".onnx", *_WEIGHTS) or ":" in source)
+    return isdir(source) or not (path.suffix.lower() in (".onnx", *_WEIGHTS) or ":" in source)
 
 
 def _find(
@@ -90,7 +91,9 @@ def _find(
     try:
         made = load_factory(text)()
     except TypeError as error:
-        raise TypeError(f"{text} has to be a function without arguments that returns a generator: {error}") from error
+        raise FactoryKindError(
+            f"{text} has to be a function without arguments that returns a generator: {error}"
+        ) from error
     if isinstance(made, Generator):
         return from_module(made, text)
     if isinstance(made, nn.Module) and z_dim is None and getattr(made, "z_dim", None) is None:
