@@ -447,7 +447,11 @@ def test_networks_of_users(tmp_path, factory, layer):
 @pytest.mark.parametrize(
     ("model", "method", "error"),
     [
-        (Model("test_classification:plain_network"), "svd", r"has 0 SVD layers\. Name .*meta-layer; it has 1\."),
+        (
+            Model("test_classification:plain_network"),
+            "svd",
+            r"has 0 SVD layers\. Name .*meta-layer\. Its batch normalizations: '1'",
+        ),
         (Model("test_classification:whitened_network", meta_layer="1"), "bn", "bn needs a network with a batch norm"),
         (Model("test_classification:plain_network", meta_layer="bn1"), "svd", "has no layer 'bn1'"),
         (Model("test_classification:plain_network", meta_layer="1", pre_svd="9"), "svd", "has no layer '9'"),

@@ -195,7 +195,7 @@ def test_dry_run_without_the_data(preset, known, tmp_path, capsys):
     assert ("parameters unknown without the data" in text) != known
     assert ("parameters in the generator" in text) == known
     assert "of 12 classes" not in text
-    assert ("Steps: 750" in text) == known
+    assert ("Steps: 1500" in text) == known
     assert ("Time: about" in text) == known
     assert "ms a step" in text
     assert not list(tmp_path.iterdir())

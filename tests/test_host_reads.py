@@ -115,7 +115,7 @@ def test_layers(case, rank):
 
 STEPS = {
     "NOG": ({"gradient": NOG}, 2),
-    "NOG of the update": ({"gradient": NearestOrthogonal(of="update")}, 3),
+    "NOG of the update": ({"gradient": NearestOrthogonal(of="update")}, 4),
     "Stiefel": ({"manifold": Stiefel()}, 2),
     "OLR": ({"lr": OptimalLR()}, 0),
     "OLR, newton": ({"lr": OptimalLR("newton")}, 0),

@@ -86,7 +86,7 @@ def coordinates(setting, size, directions=None):
 
     generator.z_dim = size
     _, _, labels, count = setting.make_pairs(generator, directions)
-    first, second = torch.cat([z for z in seen if len(z) > 1]).chunk(2)  # single ones look for noise
+    first, second = torch.cat(seen)[-2 * setting.pairs :].chunk(2)  # those before look for noise
     return first, second, labels, count
 
 

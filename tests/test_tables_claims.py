@@ -170,8 +170,8 @@ def test_equal_differences_have_one_p_value():
     _add_verdicts(rows, (Measure("a", "A", "a"), Measure("b", "B", "b")))
     found = [{name: cell["difference"]["p_holm"] for name, cell in each["measures"].items()} for each in rows]
     raw_a, raw_b = ([stats.ttest_1samp(values, 0).pvalue for values in both] for both in (a, b))
-    judged = statistics.holm([raw_a[0], raw_b[0], raw_a[1], raw_a[1], raw_b[2]])
-    assert [found[i][each["measure"]] for i, each in enumerate(rows)] == pytest.approx(judged)
+    corrected = statistics.holm([raw_a[0], raw_b[0], raw_a[1], raw_a[1], raw_b[2]])
+    assert [found[i][each["measure"]] for i, each in enumerate(rows)] == pytest.approx(corrected)
     assert found[1]["a"] == found[0]["a"]
     assert found[0]["b"] == found[1]["b"]
     assert found[4]["a"] == pytest.approx(raw_a[2])  # the only one by A that no contrast is judged by

@@ -304,8 +304,8 @@ def _add_verdicts(rows: Sequence[dict[str, Any]], measures: Sequence[Measure]) -
 
 def _correct_others(rows: Sequence[dict[str, Any]], measure: str) -> None:
     """Correct the p-values of a measure where contrasts are judged by another one."""
-    judged = [row["measures"][measure] for row in rows if row["measure"] == measure]
-    known = {tuple(cell["values"]): cell["difference"] for cell in judged}
+    decisive = [row["measures"][measure] for row in rows if row["measure"] == measure]
+    known = {tuple(cell["values"]): cell["difference"] for cell in decisive}
     others = [row["measures"][measure] for row in rows if row["measure"] != measure]
     _correct(list({key: cell for cell in others if (key := tuple(cell["values"])) not in known}.values()))
     for cell in reversed(others):  # the last cell of equal ones was corrected
