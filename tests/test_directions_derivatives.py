@@ -7,12 +7,7 @@ import pytest
 import torch
 
 import orthocond as oc
-from orthocond.directions import (
-    jacobian_directions,
-    joint_directions,
-    off_diagonal_energy,
-    region_directions,
-)
+from orthocond.directions import jacobian_directions, joint_directions, off_diagonal_energy, region_directions
 
 
 class Linear:

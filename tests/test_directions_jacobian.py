@@ -6,11 +6,7 @@ import torch
 from torch import nn
 from torch.func import jacrev
 
-from orthocond.directions import (
-    effect_sizes,
-    jacobian_directions,
-    region_directions,
-)
+from orthocond.directions import effect_sizes, jacobian_directions, region_directions
 from orthocond.directions.jacobian import Derivative, krylov
 from orthocond.directions.regions import robust_pca
 from orthocond.gans import EigenGenerator

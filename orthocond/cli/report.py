@@ -42,6 +42,7 @@ def report(*sources: str, out: Path | None = None, open: bool = True, runs: Path
         raise UsageError(f"--out needs a file that ends with .html; got {out}.")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"--out needs a folder that exists; there is no {out.parent}. Create it first.")
+    # A name too long for a file does not exist here, where Path.exists is an error.
     paths = [Path(source) if exists(source) else find_run(source, runs).path for source in sources]
     if len(paths) == 1 and (paths[0] / CONFIG).is_file():
         add_explorer(Run.open(paths[0]))

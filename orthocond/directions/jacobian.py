@@ -9,14 +9,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from orthocond._checks import check_choice, check_count, check_not_negative
-from orthocond.directions.basis import (
-    TIE_TOL,
-    Directions,
-    blocks_on_diagonal,
-    check_k,
-    from_eigenvectors,
-    in_blocks,
-)
+from orthocond.directions.basis import TIE_TOL, Directions, blocks_on_diagonal, check_k, from_eigenvectors, in_blocks
 from orthocond.directions.factorize import check_blocks
 from orthocond.generators import (
     Generator,

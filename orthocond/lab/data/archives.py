@@ -195,8 +195,9 @@ def _zip(path: Path) -> Iterator[Entry]:
         members = archive.infolist()
         file.seek(max(0, path.stat().st_size - _ZIP_END))
         end = file.read()
-        (told,) = struct.unpack("<10xH", end[(place := end.rfind(b"PK\x05\x06")) : place + 12])
-        if told not in (len(members), 0xFFFF):  # that is for more of them; zipfile does not compare
+        (told,) = struct.unpack_from("<H", end, end.rfind(b"PK\x05\x06") + 10)
+        # zipfile does not compare them. For more files 0xFFFF stands here, or what is left of their number.
+        if told not in (len(members) % 2**16, 0xFFFF):
             raise OSError(f"its list has {len(members)} files, and it tells of {told}")
         check_expansion(path, path.stat().st_size, sum(member.file_size for member in members))
         for member in members:

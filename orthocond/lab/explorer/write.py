@@ -68,7 +68,7 @@ def write_explorer(
 
 def is_run(source: str) -> bool:
     """Whether a source can only be a run: no file of a network or of weights, and no function."""
-    path = Path(source)
+    path = Path(source)  # whose is_dir is an error for names too long
     return isdir(source) or not (path.suffix.lower() in (".onnx", *_WEIGHTS) or ":" in source)
 
 
